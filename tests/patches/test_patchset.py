@@ -3,6 +3,7 @@
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -173,9 +174,9 @@ def edit(file: Path, old: bytes, new: bytes) -> None:
     file.write_bytes(data.replace(old, new))
 
 
-def commit(work: Path, subject: str, *options: str) -> None:
+def commit(work: Path, subject: str) -> None:
     git("add", "--all", "--force", cwd=work)
-    git("commit", "--quiet", "-m", f"{subject}\n\nWhy.\n\n{TRAILERS}", *options, cwd=work)
+    git("commit", "--quiet", "--allow-empty", "-m", f"{subject}\n\nWhy.\n\n{TRAILERS}", cwd=work)
 
 
 @pytest.fixture(scope="session")
@@ -255,14 +256,14 @@ def test_import_from_a_git_checkout_at_the_pinned_commit(repo, tmp_path):
     git("rm", "--quiet", "PKG-INFO", cwd=upstream)
     commit(upstream, "Release")
     git("tag", "v1.2.0", cwd=upstream)
-    commit(upstream, "Later", "--allow-empty")
+    commit(upstream, "Later")
     stored = repo.stored()
     assert "pins neither" in repo.run("import", "pins-1", "alpha", "--from", upstream, "--to", tmp_path / "w", code=1)
-    edit(repo.set / "pins.toml", b"[module.alpha]\n", b'[module.alpha]\ntag = "v1.2.0"\n')
+    pins(b"[module.alpha]\n", b'[module.alpha]\ntag = "v1.2.0"\n')(repo)
     repo.run("import", "pins-1", "alpha", "--from", upstream, "--to", tmp_path / "w")
     assert git("log", "-1", "--format=%s", "patchset-base", cwd=tmp_path / "w") == "Release"
     assert "nothing changed" in repo.run("export", "pins-1", "alpha", "--from", tmp_path / "w")
-    edit(repo.set / "pins.toml", b'tag = "v1.2.0"\n', b"")
+    pins(b'tag = "v1.2.0"\n', b"")(repo)
     assert repo.stored() == stored
 
 
@@ -274,58 +275,25 @@ def test_a_patch_that_does_not_apply_is_left_for_git_am(repo, tmp_path):
     assert "is in use" in repo.run("import", "pins-1", "alpha", "--to", tmp_path / "w", code=1)
 
 
-def dirty(work):
-    edit(work / "alpha/tool.py", b"env", b"ENV")
+EDIT = "sed -i s/env/ENV/ alpha/tool.py"
+SPOIL = [
+    (EDIT, "changes that are not committed, such as alpha/tool.py"),
+    (f"{EDIT}; git commit -aq --fixup=HEAD", "is not squashed"),
+    (f'git checkout -qb side HEAD~1; {EDIT}; git commit -aqm "$GOOD"; git merge -q --no-edit patches', "is a merge"),
+    ('git commit -qm "$GOOD" --allow-empty', "changes nothing"),
+    ('sed -i s/Name/NAME/ PKG-INFO; git commit -aqm "$GOOD"', "changes PKG-INFO, which is outside alpha/"),
+    ('chmod +x alpha/dos.py; git commit -aqm "$GOOD"', "makes alpha/dos.py a link, a submodule or executable"),
+    (f"{EDIT}; git commit -aqm 'Subject\n\nbefore\n---\nafter\n\n{TRAILERS}'", "would not come back the same"),
+    ('git checkout -q --orphan other; git commit -qm "$GOOD"', "does not stand on the tag"),
+]
 
 
-def fixup(work):
-    dirty(work)
-    git("commit", "--quiet", "-a", "--fixup=HEAD", cwd=work)
-
-
-def merge(work):
-    git("checkout", "--quiet", "-b", "side", "HEAD~1", cwd=work)
-    dirty(work)
-    commit(work, "Side")
-    git("merge", "--quiet", "--no-edit", "patches", cwd=work)
-
-
-def outside(work):
-    edit(work / "PKG-INFO", b"Name", b"NAME")
-    commit(work, "Outside")
-
-
-def executable(work):
-    (work / "alpha/dos.py").chmod(0o755)
-    commit(work, "Chmod")
-
-
-def patch_in_message(work):
-    dirty(work)
-    git("commit", "--quiet", "-a", "-m", f"Subject\n\nbefore\n---\nafter\n\n{TRAILERS}", cwd=work)
-
-
-def unrelated(work):
-    git("checkout", "--quiet", "--orphan", "other", cwd=work)
-    commit(work, "Other")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (dirty, "changes that are not committed, such as alpha/tool.py"),
-        (fixup, "is not squashed"),
-        (merge, "is a merge"),
-        (lambda work: commit(work, "Empty", "--allow-empty"), "changes nothing"),
-        (outside, "changes PKG-INFO, which is outside alpha/"),
-        (executable, "makes alpha/dos.py a link, a submodule or executable"),
-        (patch_in_message, "would not come back the same"),
-        (unrelated, "does not stand on the tag"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "words"), SPOIL)
 def test_export_refuses(repo, spoil, words):
     stored = repo.stored()
-    spoil(repo.working())
+    who = {f"GIT_{role}_{what}": "x" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    environment = os.environ | who | {"GOOD": f"Subject\n\nWhy.\n\n{TRAILERS}"}
+    subprocess.run(spoil, shell=True, check=True, cwd=repo.working(), env=environment)
     assert words in repo.run("export", "pins-1", "alpha", code=1)
     assert repo.stored() == stored
 
@@ -520,7 +488,7 @@ for name in ("replace", "rename", "unlink", "rmdir", "mkdir"):
 """
 
 
-def kill_at(repo: Repo, call: int, root: Path, *args: object) -> str:
+def kill_at(repo, call, root, *args):
     """Run the tool and kill it right before the given one of the calls that change something below root."""
     return repo.run(*args, before=KILL.format(left=call, root=str(root)), code=None)
 
@@ -549,22 +517,25 @@ def test_killed_anywhere_the_next_command_leaves_the_old_or_the_new_tree(repo, v
     assert call > 12
 
 
+def kill_at_replacing(path):
+    """Code that lets the tool be killed where it would write this path."""
+    replacing = f"os._exit(99) if str(b) == {str(path)!r} else real(a, b)"
+    return f"import os\nreal = os.replace\nos.replace = lambda a, b: {replacing}"
+
+
 def interrupt(repo, venv):
     """Kill an apply between two renames: the journal is there and the tree is mixed."""
-    before = "import os\nreal = os.replace\n"
-    before += "os.replace = lambda a, b: os._exit(99) if str(b).endswith('alpha/dos.py') else real(a, b)"
-    repo.run("apply", "pins-1", "--env", venv.parents[2], before=before, code=99)
+    repo.run("apply", "pins-1", "--env", venv.parents[2], before=kill_at_replacing(venv / "alpha/dos.py"), code=99)
     assert (venv / ".patchset/journal.json").exists()
     assert b"hook" in (venv / "alpha/core.py").read_bytes() and b"22" not in (venv / "alpha/dos.py").read_bytes()
 
 
 def test_killed_while_finishing(repo, venv):
     interrupt(repo, venv)
-    finished = False
-    for call in range(40):
-        if finished := "patched" in kill_at(repo, call, venv, "status", "pins-1", "--env", venv.parents[2]):
-            break
-    assert finished and call > 4
+    calls = itertools.count()
+    while "patched" not in kill_at(repo, call := next(calls), venv, "status", "pins-1", "--env", venv.parents[2]):
+        assert call < 40
+    assert call > 4
     assert repo.run("status", "pins-1", "--env", venv.parents[2]).count(": patched") == 2
     assert not (venv / ".patchset").exists()
 
@@ -648,9 +619,7 @@ def test_to_a_git_checkout_leaves_its_repository_alone(repo, tmp_path):
 
 def test_to_a_new_folder_killed_halfway_or_filled_by_another(repo, tmp_path):
     to = tmp_path / "trees"
-    kill = "import os\nreal = os.replace\n"
-    kill += f"os.replace = lambda a, b: os._exit(99) if str(b) == {str(to / 'beta')!r} else real(a, b)"
-    repo.run("apply", "pins-1", "--to", to, before=kill, code=99)
+    repo.run("apply", "pins-1", "--to", to, before=kill_at_replacing(to / "beta"), code=99)
     assert (to / "alpha").is_dir() and not (to / "beta").exists()
     assert repo.run("apply", "pins-1", "--to", to).count("already patched") == 2
     shutil.rmtree(to / "beta")
@@ -686,33 +655,28 @@ def replace(number, old, new, module="alpha"):
 outside_patch = replace(1, b"a/alpha/dos.py b/alpha/dos.py", b"a/../dos.py b/../dos.py")
 
 
+def pins(old, new):
+    return lambda repo: edit(repo.set / "pins.toml", old, new)
+
+
 def no_tree(repo):
-    edit(repo.set / "pins.toml", repo.record()["patched_tree"].encode(), b"0" * 40)
-
-
-def gap(repo):
-    repo.patch(2).rename(repo.set / "alpha" / "0004-x.patch")
-
-
-def dropped(repo):
-    repo.patch(3).unlink()
-
-
-def crlf(repo):
-    repo.patch(1).write_bytes(repo.patch(1).read_bytes().replace(b"\n", b"\r\n"))
+    pins(repo.record()["patched_tree"].encode(), b"0" * 40)(repo)
 
 
 def stray(repo):
-    (repo.set / "gamma").mkdir()
-    shutil.copy(repo.patch(1), repo.set / "gamma" / "0001-x.patch")
+    shutil.copytree(repo.set / "alpha", repo.set / "gamma")
 
 
 CHECKS = [
-    (gap, "0003-Hook-again.patch has the number 0003 where 0002 is due", True),
+    (
+        lambda repo: repo.patch(2).rename(repo.set / "alpha/0004-x.patch"),
+        "0003-Hook-again.patch has the number 0003 where 0002 is due",
+        True,
+    ),
     (lambda repo: (repo.set / "alpha/notes.txt").touch(), "notes.txt is not a patch", True),
     (stray, "has no [module.gamma]", True),
-    (crlf, "has CRLF line ends", True),
-    (dropped, "disagree about alpha/core.py", True),
+    (replace(1, b"\n", b"\r\n"), "has CRLF line ends", True),
+    (lambda repo: repo.patch(3).unlink(), "disagree about alpha/core.py", True),
     (replace(1, b"Upstream: not", b"Upstream not"), "has no trailer Upstream:", True),
     (replace(1, b"test_it.py::test_hook", b"test_it.py::TestIt::test_out"), "TestIt::test_out, which does not", True),
     (replace(1, b"test_it.py::test_hook", b"test_at.py"), "names the test tests/test_at.py, which", True),
@@ -722,10 +686,10 @@ CHECKS = [
     (replace(3, b"+hook = 2", b"+hook = 3"), "0003-Hook-again.patch is not as export writes it", False),
     (replace(3, b" line_5 = 5", b" line_5 = 6"), "0003-Hook-again.patch does not apply to alpha 1.2.0", False),
     (no_tree, "records other trees of alpha", False),
-    (lambda repo: edit(repo.set / "pins.toml", b"# ====", b"\n# ===="), "pins.toml is not as export writes it", True),
-    (lambda repo: edit(repo.set / "pins.toml", b"[module.alpha.recorded.blobs]", b"["), "is not valid TOML", True),
-    (lambda repo: edit(repo.set / "pins.toml", b'patched_tree = "', b'tree_ = "'), "record of alpha is damaged", True),
-    (lambda repo: edit(repo.set / "pins.toml", b'version = "0.3"', b""), "[module.beta] needs version", True),
+    (pins(b"# ====", b"\n# ===="), "pins.toml is not as export writes it", True),
+    (pins(b"[module.alpha.recorded.blobs]", b"["), "is not valid TOML", True),
+    (pins(b'patched_tree = "', b'tree_ = "'), "record of alpha is damaged", True),
+    (pins(b'version = "0.3"', b""), "[module.beta] needs version", True),
 ]
 
 
@@ -760,9 +724,8 @@ def test_apply_refuses_wrong_patches(repo, venv, spoil, words):
 # ---- source distributions
 
 
-def repin(repo, file):
-    old = repo.pins()["module"]["beta"]["sdist_sha256"].encode()
-    edit(repo.set / "pins.toml", old, hashlib.sha256(file.read_bytes()).hexdigest().encode())
+def repin_beta(repo, sha256):
+    pins(repo.pins()["module"]["beta"]["sdist_sha256"].encode(), sha256.encode())(repo)
 
 
 @pytest.mark.parametrize(
@@ -774,9 +737,7 @@ def repin(repo, file):
     ],
 )
 def test_hostile_source_distribution(repo, tmp_path, files, links, words):
-    file = repo.sdists / "beta-0.3.tar.gz"
-    make_sdist(file, files, links)
-    repin(repo, file)
+    repin_beta(repo, make_sdist(repo.sdists / "beta-0.3.tar.gz", files, links))
     assert words in repo.run("import", "pins-1", "beta", "--to", tmp_path / "inner" / "w", code=1)
     assert list((tmp_path / "inner").iterdir()) == []
 
@@ -798,15 +759,15 @@ def test_source_distribution_found_by_uv_is_checked_and_cached(repo, tmp_path):
     info = b"Metadata-Version: 2.2\nName: beta\nVersion: 0.3\n"
     project = b'[project]\nname = "beta"\nversion = "0.3"\n'
     files = BETA | {"PKG-INFO": (0o644, info), "pyproject.toml": (0o644, project)}
-    make_sdist(index / "beta-0.3.tar.gz", files)
-    uv = {"UV": UV, "UV_FIND_LINKS": str(index), "UV_NO_INDEX": "1", "UV_OFFLINE": "1", "UV_NO_CACHE": "1"}
-    uv |= {"PATCHSET_SDISTS": ""}
+    sha256 = make_sdist(index / "beta-0.3.tar.gz", files)
+    uv = {"UV": UV, "UV_FIND_LINKS": str(index), "PATCHSET_SDISTS": ""}
+    uv |= dict.fromkeys(["UV_NO_INDEX", "UV_OFFLINE", "UV_NO_CACHE"], "1")
     cached = repo.root / ".cache/sdists/beta-0.3.tar.gz"
     to = ("--to", tmp_path / "w")
     said = repo.run("import", "pins-1", "beta", *to, code=1, **uv)
     assert "The downloaded beta-0.3.tar.gz is not the pinned beta 0.3" in said
     assert not cached.exists()
-    repin(repo, index / "beta-0.3.tar.gz")
+    repin_beta(repo, sha256)
     repo.run("import", "pins-1", "beta", *to, **uv)
     assert cached.read_bytes() == (index / "beta-0.3.tar.gz").read_bytes()
     assert [path.name for path in cached.parent.iterdir()] == [cached.name]

@@ -2,7 +2,7 @@
 """The comparison of two runs, on small run folders made here."""
 
 import json
-import shutil
+from itertools import product
 
 import pytest
 from run_folders import edit_steps, write_answers, write_run
@@ -25,23 +25,25 @@ def runs(tmp_path):
     return tmp_path
 
 
+def recorded(runs, arm, **fields):
+    path = runs / arm / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
 def test_summary_counts_all_but_the_first_step(runs):
     summary = summary_of(runs)
     off, on = summary["off"], summary["on"]
-    assert off["rollout_s"] == pytest.approx(2.5) and on["rollout_s"] == pytest.approx(2.0)
-    assert off["step_s"] == pytest.approx(5.5) and on["step_s"] == pytest.approx(5.0)
-    assert off["rollout_s_per_step"] == pytest.approx([20.5, 2.5, 2.5])
-    assert (off["decode_steps"], on["decode_steps"]) == (40, 30)
-    assert (off["tokens"], on["tokens"]) == (80, 80)
-    assert (on["drafted"], on["accepted"], on["acceptance_rate"]) == (30, 10, pytest.approx(1 / 3))
-    assert off["tokens_per_step"] == 1 and on["tokens_per_step"] == pytest.approx(80 / 70)
+    figures = {"rollout_s": (2.5, 2), "step_s": (5.5, 5), "decode_steps": (40, 30), "tokens": (80, 80)}
+    figures |= {"tokens_per_step": (1, 80 / 70), "cpu_s": (3, 2)}
+    assert {name: (off[name], on[name]) for name in figures} == {name: pytest.approx(figures[name]) for name in figures}
+    of_drafts = {"drafted": 30, "accepted": 10, "acceptance_rate": 1 / 3, "switch_on_share": 1 / 3, "draft_ms": 0.2}
+    assert {name: on[name] for name in of_drafts} == pytest.approx(of_drafts)
     assert off["acceptance_rate"] is None and off["switch_on_share"] is None
-    assert on["switch_on_share"] == pytest.approx(1 / 3) and on["draft_ms"] == pytest.approx(0.2)
+    assert off["rollout_s_per_step"] == pytest.approx([20.5, 2.5, 2.5])
     assert off["rewards"] == pytest.approx([-0.4, -0.3, -0.2]) and on["lengths"] == [13.0] * 3
     assert on["gain"]["round"] is None and on["round_s"] is None
     gains = {"rollout": 0.25, "step": 0.1, "rollout_per_token": 0.25, "tail": 1.0, "engine_steps": 1 / 3, "cpu": 0.5}
     assert {name: gain["gain"] for name, gain in on["gain"].items() if gain} == pytest.approx(gains)
-    assert (off["cpu_s"], on["cpu_s"]) == pytest.approx((3, 2))
     assert on["tail_is_per_token"]
     assert [summary[name] for name in ("pin_set", "tree_ids", "seed", "threshold")] == ["p", {"m": "t"}, 7, 2]
     lines = [" ".join(line.split()) for line in text_table(summary).splitlines()]
@@ -52,22 +54,19 @@ def test_summary_counts_all_but_the_first_step(runs):
 def test_a_busy_machine_is_said_first(runs):
     """Of the steps that are counted: the first one's load, that of starting engines beside it, is left out."""
 
-    def record(arm, *loads):
-        path = runs / arm / "run.json"
-        load = {str(step): load for step, load in enumerate(loads, 1)}
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"load": load}))
+    def loaded(arm, *loads):
+        recorded(runs, arm, load=dict(zip("123", loads, strict=True)))
         return summary_of(runs)
 
     quiet, noisy = {"others": 0.04, "steal": 0.0}, {"others": 0.46, "steal": 0.02}
     assert busy_loads(summary_of(runs)) is None, "runs without a record of it"
-    record("off", noisy, quiet, quiet)
-    summary = record("on", noisy, quiet, quiet)
+    loaded("off", noisy, quiet, quiet)
+    summary = loaded("on", noisy, quiet, quiet)
     assert busy_loads(summary) is None and markdown(summary, "en").splitlines()[6] == "## All figures"
-    summary = record("off", quiet, quiet, noisy)
+    summary = loaded("off", quiet, quiet, noisy)
     assert summary["off"]["load"]["others"] == 0.25
-    said = words().busy_machine(busy_loads(summary))
-    assert said.startswith("The machine was busy: other processes took a share of its CPU time, 25% with SAM off")
-    assert markdown(summary, "en").splitlines()[6] == said
+    said = "The machine was busy: other processes took a share of its CPU time, 25% with SAM off"
+    assert markdown(summary, "en").splitlines()[6].startswith(said)
     assert markdown(summary, "zh").splitlines()[6].startswith("机器当时繁忙")
 
 
@@ -81,7 +80,7 @@ def test_saving_a_checkpoint_is_no_part_of_a_step(runs):
 
 
 def test_padding_counts_as_verified_but_not_for_acceptance(runs):
-    edit_steps(runs / "on", (2, 3), **{"rollout/spec/padding": 5, "rollout/spec/padding_accepted": 1})
+    spec("on", padding=5, padding_accepted=1)(runs)
     summary = summary_of(runs)
     assert summary["on"]["drafted"] == 30 and summary["on"]["acceptance_rate"] == pytest.approx(8 / 20)
     assert ["of", "them", "padding", "0", "10"] in [line.split() for line in text_table(summary).splitlines()]
@@ -95,11 +94,11 @@ def test_costs_of_steps_are_medians_and_steps_after_idleness_have_none():
     assert (nine["min_running"], nine["max_running"], nine["plain_ms"], nine["drafted_ms"]) == (9, 16, 50, None)
 
 
-def test_runs_without_tail_tokens_or_engine_log(tmp_path):
-    for name, sam in (("off", "off"), ("on", "batch")):
-        folder = write_run(tmp_path / name, sam, engine=False)
-        edit_steps(folder, (1, 2, 3), **{"rollout/spec/tail_tokens": None})
-    on = summary_of(tmp_path)["on"]
+def test_runs_without_tail_tokens_or_engine_log(runs):
+    for arm in ("off", "on"):
+        (runs / arm / "engine-0.jsonl").unlink()
+        spec(arm, tail_tokens=None)(runs)
+    on = summary_of(runs)["on"]
     assert on["gain"]["tail"]["gain"] == pytest.approx(1) and not on["tail_is_per_token"]
     assert on["tail_tokens"] is None and on["step_costs"] == []
 
@@ -108,20 +107,20 @@ def test_a_step_logged_in_parts_is_one_step(runs):
     """Each line cut in two, of which either may come first, and a part before the first step."""
     before = read_run(runs / "on")
     path = runs / "on" / "steps.jsonl"
-    lines = [json.dumps({"step": 0, "data": {"val/score": 0.5}})]
-    for number, entry in enumerate(map(json.loads, path.read_text().splitlines())):
+    parts = [{"step": 0, "data": {"val/score": 0.5}}]
+    for entry in map(json.loads, path.read_text().splitlines()):
         metrics = list(entry["data"].items())
-        parts = [dict(metrics[:3]), dict(metrics[3:])]
-        lines += [json.dumps(entry | {"data": data}) for data in (parts if number % 2 else reversed(parts))]
-    path.write_text("".join(line + "\n" for line in lines))
+        cut = [entry | {"data": dict(part)} for part in (metrics[:3], metrics[3:])]
+        parts += cut[:: (-1) ** entry["step"]]
+    path.write_text("".join(json.dumps(part) + "\n" for part in parts))
     assert read_run(runs / "on") == before
 
 
 def test_replicas_are_merged_and_foreign_engine_rows_are_not_used(runs):
     folder = runs / "on"
-    rows = [json.loads(line) for line in (folder / "engine-0.jsonl").read_text().splitlines()]
-    for replica, of_replica in enumerate((rows[0::2], rows[1::2])):
-        (folder / f"engine-{replica}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_replica))
+    rows = (folder / "engine-0.jsonl").read_text().splitlines(keepends=True)
+    for replica in (0, 1):
+        (folder / f"engine-{replica}.jsonl").write_text("".join(rows[replica::2]))
     run = read_run(folder)
     assert [len(part) for part in run.engine] == [15, 15, 15]
     assert {row[0] for row in run.engine[1]} == {0, 1}
@@ -153,119 +152,95 @@ def test_a_step_without_engine_rows(runs):
 
 
 def timed(folder, *seconds):
-    """A summary of runs whose rollouts took 2.5 s, and with SAM `seconds`, from the second training step on."""
+    """Summary, gain and verdict of runs whose rollouts took 2.5 s, and with SAM `seconds`, from the second step on."""
     for arm, sam in (("off", "off"), ("on", "batch")):
         write_run(folder / arm, sam, steps=1 + len(seconds))
     for number, of_step in enumerate(seconds, 2):
         edit_steps(folder / "on", (number,), **{"timing_s/gen": of_step})
-    return summary_of(folder)
+    summary = summary_of(folder)
+    return (
+        summary,
+        summary["on"]["gain"]["rollout_per_token"],
+        words().verdict(summary, {**summary["on"], "name": "on"}),
+    )
 
 
 def test_a_gain_is_a_median_of_pairs_with_an_interval(tmp_path):
     """A step that other work slowed twentyfold moves neither."""
-    summary = timed(tmp_path, 1.9, 1.95, 2.0, 2.05, 50.0, 2.1, 2.0, 1.9, 2.05)
-    gain = summary["on"]["gain"]["rollout_per_token"]
+    summary, gain, said = timed(tmp_path, 1.9, 1.95, 2.0, 2.05, 50.0, 2.1, 2.0, 1.9, 2.05)
     assert gain["gain"] == pytest.approx(2.5 / 2 - 1) and gain["shown"]
     assert 0 < gain["low"] < gain["gain"] < gain["high"] < 2.5 / 1.9
-    assert gain == summary_of(tmp_path)["on"]["gain"]["rollout_per_token"], "the same draws each time"
-    said = words().verdict(summary, summary["on"] | {"name": "SAM on"})
-    assert said.startswith(
-        "In training steps 2 to 10 SAM on took 135 engine steps, SAM off 180; a request gained 1.143"
-    )
-    assert (
-        "The tail a token: +100.0% (95 % interval over steps +100.0% to +100.0%). The rollout a token: +25.0%" in said
-    )
+    assert summary == summary_of(tmp_path), "the same draws each time"
+    assert said.startswith("In training steps 2 to 10 on took 135 engine steps, SAM off 180; a request gained 1.143")
+    tail = "The tail a token: +100.0% (95 % interval over steps +100.0% to +100.0%)."
+    assert f"{tail} The rollout a token: +25.0%" in said
 
 
 def test_no_gain_is_shown_whose_interval_includes_0(tmp_path):
-    summary = timed(tmp_path, 1.5, 3.5, 1.6, 3.4, 2.4, 3.3, 1.7)
-    gain = summary["on"]["gain"]["rollout_per_token"]
+    summary, gain, said = timed(tmp_path, 1.5, 3.5, 1.6, 3.4, 2.4, 3.3, 1.7)
     assert gain["low"] < 0 < gain["gain"] < gain["high"] and not gain["shown"]
-    interval = f"{gain['low']:+.1%} to {gain['high']:+.1%}"
-    said = words().verdict(summary, summary["on"] | {"name": "SAM on"})
-    assert f"rollout a token: no gain is shown, as its 95 % interval over steps, {interval}, includes 0." in said
-    lines = [line.split() for line in text_table(summary).splitlines()]
-    assert [line[-1] for line in lines if line[:2] == ["rollout,", "ms"]] == ["-"]
+    interval = f"its 95 % interval over steps, {gain['low']:+.1%} to {gain['high']:+.1%}, includes 0."
+    assert f"rollout a token: no gain is shown, as {interval}" in said
     for text in (said, text_table(summary), markdown(summary, "en"), markdown(summary, "zh")):
         assert f"{gain['gain']:+.1%}" not in text
 
 
-def test_no_gain_is_shown_of_few_steps(tmp_path):
-    summary = timed(tmp_path, 2.0, 2.0, 2.0, 2.0)
-    gain = summary["on"]["gain"]["rollout_per_token"]
+def test_a_loss_is_shown_and_no_gain_of_few_steps(tmp_path):
+    assert timed(tmp_path, *[5.0] * 5)[1]["shown"]
+    _, gain, said = timed(tmp_path, 2.0, 2.0, 2.0, 2.0)
     assert gain == {"gain": pytest.approx(0.25), "low": None, "high": None, "shown": False}
-    assert "no gain is shown, as there are too few steps" in words().verdict(
-        summary, summary["on"] | {"name": "SAM on"}
-    )
+    assert "no gain is shown, as there are too few steps" in said
 
 
-def test_a_loss_is_shown(tmp_path):
-    assert timed(tmp_path, *[5.0] * 5)["on"]["gain"]["rollout_per_token"]["shown"]
+def record(**fields):
+    return lambda runs: recorded(runs, "on", **fields)
 
 
-@pytest.mark.parametrize(
-    ("record", "sentence"),
-    [
-        ({"seed": 8}, "the runs differ in seed: 7 off, 8 on"),
-        ({"pin_set": "q"}, "the runs differ in pin_set"),
-        ({"config": {"verl": {"data": {"n": 4}}}}, "the runs differ in config.verl; only sam and sam_options may"),
-        ({"status": "exit 1"}, "is no finished run: its run.json has status 'exit 1'"),
-        ({"steps": 2}, "the runs differ in length: 3 training steps off, 2 on"),
-        ({"sam": "off"}, "speculation was silently absent"),
-    ],
-)
-def test_refuses_runs_that_do_not_compare(tmp_path, capsys, record, sentence):
-    write_run(tmp_path / "off", "off")
-    write_run(tmp_path / "on", **{"sam": "batch"} | record)
-    assert_refused(tmp_path, capsys, sentence)
+def spec(arm, **changes):
+    return lambda runs: edit_steps(runs / arm, (1, 2, 3), **{f"rollout/spec/{name}": x for name, x in changes.items()})
 
 
-BROKEN = [
-    (lambda runs: (runs / "off/run.json").write_text("{"), "run.json is not JSON"),
+def text(file, content):
+    return lambda runs: (runs / file).write_text(content)
+
+
+REFUSED = [
+    (record(seed=8), "the runs differ in seed: 7 off, 8 on"),
+    (record(pin_set="q"), "the runs differ in pin_set"),
+    (record(config={"verl": {"data": {"n": 4}}}), "the runs differ in config.verl; only sam and sam_options may"),
+    (record(status="exit 1"), "is no finished run: its run.json has status 'exit 1'"),
+    (lambda runs: write_run(runs / "off", "off", steps=1), "differ in length: 1 training steps off, 3 on"),
+    (spec("on", drafted=0, accepted=0), "speculation was silently absent"),
+    (text("off/run.json", "{"), "run.json is not JSON"),
     (lambda runs: (runs / "off/steps.jsonl").unlink(), "steps.jsonl cannot be read: No such file or directory"),
-    (
-        lambda runs: (runs / "on/engine-0.jsonl").write_text("[1, 2]\n"),
-        "is not an engine step: six numbers belong there",
-    ),
-    (
-        lambda runs: (runs / "on/answers-1.jsonl").write_text("[1, 2]\n"),
-        "answers-1.jsonl, line 1, is not an answer: six",
-    ),
-    (
-        lambda runs: edit_steps(runs / "on", [2], **{"timing_s/gen": float("nan")}),
-        "line 2, has no number for timing_s/g",
-    ),
-    (
-        lambda runs: edit_steps(runs / "off", (2, 3), **{"rollout/spec/tokens": 0}),
-        "the off run counted no tokens from tr",
-    ),
-    (
-        lambda runs: shutil.copytree(runs / "on", runs / "off", dirs_exist_ok=True),
-        "the off run verified 45 draft tokens",
-    ),
+    (text("on/engine-0.jsonl", "[1, 2]\n"), "is not an engine step: six numbers belong there"),
+    (text("on/answers-1.jsonl", "[1, 2]\n"), "answers-1.jsonl, line 1, is not an answer: six"),
+    (spec("on", drafted=float("nan")), "line 1, has no number for rollout/spec/drafted"),
+    (spec("off", tokens=0), "the off run counted no tokens from tr"),
+    (spec("off", drafted=15), "the off run verified 45 draft tokens"),
 ]
 
 
-@pytest.mark.parametrize(("damage", "sentence"), BROKEN, ids=[sentence for _, sentence in BROKEN])
-def test_refuses_broken_runs(runs, capsys, damage, sentence):
-    damage(runs)
-    assert_refused(runs, capsys, sentence)
-
-
-def sampled_alike():
-    """Two steps of two prompts with two answers of three tokens."""
-    places = [(step, prompt, sibling) for step in (1, 2) for prompt in (0, 1) for sibling in (0, 1)]
-    return {place: (f"h{place[1]}", [5, 6, 7], [-0.5, -0.25, -1.0]) for place in places}
+@pytest.mark.parametrize(("change", "sentence"), REFUSED, ids=[sentence for _, sentence in REFUSED])
+def test_refuses_broken_runs_and_those_that_do_not_compare(runs, capsys, change, sentence):
+    change(runs)
+    arms = [f"--{arm}={runs / arm}" for arm in ("off", "on")]
+    assert main(["report", *arms, "--out", str(runs / "report")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
+    assert not (runs / "report").exists()
 
 
 def compare_sampled(runs, change):
-    """The comparison's `sampled`, of a run and one whose answers `change` has changed."""
-    on = sampled_alike()
+    """The comparison's `sampled`, of a run of two steps of two prompts with two answers of three tokens, and one whose
+    answers `change` has changed."""
+    off = {place: (f"h{place[1]}", [5, 6, 7], [-0.5, -0.25, -1.0]) for place in product((1, 2), (0, 1), (0, 1))}
+    write_answers(runs / "off", off)
+    on = off.copy()
     change(on)
-    write_answers(runs / "off", sampled_alike())
-    half = len(on) // 2
-    write_answers(runs / "on", dict(list(on.items())[:half]))
-    write_answers(runs / "on", dict(list(on.items())[half:]), name="answers-22.jsonl")
+    answers = list(on.items())
+    write_answers(runs / "on", dict(answers[::2]))
+    write_answers(runs / "on", dict(answers[1::2]), name="answers-22.jsonl")
     return summary_of(runs)["on"]["sampled"]
 
 
@@ -295,9 +270,8 @@ def test_first_difference_is_located_and_explained(runs, step, log_probs, cause,
 
     sampled = compare_sampled(runs, change)
     first = sampled["first_difference"]
-    place = {"step": step, "prompt": 1, "answer": 0, "position": 2, "token_off": 7, "token_on": 9}
+    place = {"step": step, "prompt": 1, "answer": 0, "position": 2, "token_off": 7, "token_on": 9, "cause": cause}
     assert place.items() <= first.items()
-    assert first["cause"] == cause
     assert [row["tokens"] for row in sampled["steps"]] == [12 + (step == 1), 11 + (step == 2)]
     assert [row["tokens_equal"] for row in sampled["steps"]] == [12 - (step == 1), 9 - (step == 2)]
     assert (first["log_prob_off"], first["log_prob_on"]) == ((-1.0, -3.0) if log_probs else (-1.0, None))
@@ -316,12 +290,3 @@ def test_other_prompts_and_answers_of_one_run_alone(runs):
     counts = {"answers": 3, "answers_equal": 2, "tokens_equal": 6, "only_off": 1, "only_on": 1}
     assert counts.items() <= sampled["steps"][1].items()
     assert "the runs asked different prompts there" in words().equal_tokens(sampled, "SAM on")
-
-
-def assert_refused(folder, capsys, sentence):
-    arms = [f"--{arm}={folder / arm}" for arm in ("off", "on")]
-    assert main(["report", *arms, "--out", str(folder / "report")]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
-    assert sentence in error
-    assert not (folder / "report").exists()

@@ -14,10 +14,6 @@ from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import Answer
 
 
-def answer(group, prompt, response):
-    return Answer(array("i", prompt), array("i", response), group, group, None)
-
-
 def test_the_host_is_a_step_late():
     """The pool lacks what the latest step sampled; the draft follows it."""
     drafter = LateDrafter(3, 4, 64)
@@ -40,7 +36,8 @@ def test_all_tokens_are_replayed_and_groups_end():
     scopes = []
     for group in range(20):
         text = rng.integers(0, 50, 80)
-        scopes.append([(answer(f"{group}", text[:5], np.tile(text, 2)), True) for _ in range(4)])
+        answer = Answer(array("i", text[:5]), array("i", np.tile(text, 2)), f"{group}", f"{group}", None)
+        scopes.append([(answer, True)] * 4)
     for context in ("request", "group"):
         late, now = LateDrafter(4, 128, 200), SamDrafter()
         found = [Replay(drafter, scopes, context, 4) for drafter in (late, now, EarlyDrafter())]

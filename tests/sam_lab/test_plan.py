@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The planner: every token once, equal to a plain loop over steps, and what must not get worse does not."""
 
+import argparse
+import itertools
 import json
 import random
 from dataclasses import replace
@@ -13,6 +15,7 @@ import pytest
 from llm_rl.shape import SHAPES
 from sam_lab.__main__ import main
 from sam_lab.drafters import SamDrafter
+from sam_lab.engine_replay.command import choose
 from sam_lab.plan import check, words
 from sam_lab.plan.acceptance import given, of_article, recorded
 from sam_lab.plan.cost import DEVICES, Cost, RunningCost, fitted, roofline
@@ -66,8 +69,7 @@ def step_by_step(prompts, answers, slots, cost, policy):
             n = len(now)
             rows = context = drafts = 0.0
             for request, position in now.items():
-                bin_ = sum(position >= edge for edge in EDGES)
-                held = prompts[rank][request] + position
+                bin_, held = sum(position >= edge for edge in EDGES), prompts[rank][request] + position
                 rows += 1 + policy.drafted[n, bin_]
                 context += held
                 drafts += policy.drafted[n, bin_] * held
@@ -76,8 +78,7 @@ def step_by_step(prompts, answers, slots, cost, policy):
                 device = np.interp(rows, cost.rows, cost.seconds)
                 device += (cost.context * context + cost.draft_context * drafts) / 1000
                 slowest = max(slowest, cost.floor, float(device))
-            for request in [r for r, position in now.items() if position >= answers[rank][r] - 1e-6]:
-                del now[request]
+            running[rank] = {r: position for r, position in now.items() if position < answers[rank][r] - 1e-6}
         clock += slowest
         steps += 1
     return clock, steps
@@ -128,9 +129,8 @@ def test_auto_drafts_where_it_pays():
     assert not dear.gain.any() and not dear.drafted.any()
     some = acceptance.auto(16, COST, contexts)
     assert some.drafted[1].mean() > some.drafted[16].mean()
-    prompts, answers = load(7, 1, 40)
-    times = [Engines(prompts, answers, 16).run(COST, policy).total for policy in (some, Policy.off(16))]
-    assert times[0] < times[1]
+    drafting, plain = (Engines(*load(7, 1, 40), 16).run(COST, policy).total for policy in (some, Policy.off(16)))
+    assert drafting < plain
 
 
 def test_auto_prices_steps_as_they_are_simulated():
@@ -175,23 +175,20 @@ def test_routing():
     sticky = deal(lengths, 3, "sticky")
     assert sorted(np.concatenate(sticky).tolist()) == list(range(1, 25))
     assert all(len({(length - 1) // 4 for length in rank.tolist()}) == 2 for rank in sticky)
-    uneven = [len(rank) for rank in deal(np.ones((5, 8), int), 4, "sticky")]
-    assert sorted(uneven) == [8, 8, 8, 16]
-    crowd = [len(rank) for rank in deal(np.ones((2, 96), int), 4, "sticky")]  # more siblings than stay together
-    assert max(crowd) < 96
+    assert sorted(map(len, deal(np.ones((5, 8), int), 4, "sticky"))) == [8, 8, 8, 16]
+    assert max(map(len, deal(np.ones((2, 96), int), 4, "sticky"))) < 96, "more siblings than stay together"
     with pytest.raises(ValueError, match="spread or sticky"):
         deal(lengths, 3, "hash")
 
 
 def test_roofline():
-    plan = PLAN
-    device = DEVICES["910C"]
-    cost = roofline(plan.shape, 8, 1, device, eager=False)
-    read = 2 * SHAPES["Qwen3-32B"].parameters / 8 / (device.bandwidth * device.weights_share)
+    shape, device = SHAPES["Qwen3-32B"], DEVICES["910C"]
+    cost = roofline(shape, 8, 1, device, eager=False)
+    read = 2 * shape.parameters / 8 / (device.bandwidth * device.weights_share)
     assert read < cost.rows_cost(1) < 2 * read
     assert cost.rows_cost(4000) > 3 * cost.rows_cost(1)
     assert cost.context == pytest.approx(1000 * 32 * 1024 / (device.bandwidth * device.context_share))
-    assert roofline(plan.shape, 8, 1, device).rows_cost(1) == pytest.approx(64 * 14 * device.launch)
+    assert roofline(shape, 8, 1, device).rows_cost(1) == pytest.approx(64 * 14 * device.launch)
 
 
 def test_acceptance_of_a_recording():
@@ -212,36 +209,28 @@ def test_acceptance_of_a_recording():
 def engine_replay(folder, batches, settings, seconds_of):
     """Runs as `engine-replay` records them: real drafts on real answers, steps timed by a formula."""
     runs = []
-    for number, batch in enumerate(batches):
-        for arm in ("plain", "batch"):
-            drafter, steps = SamDrafter(), []
-            alive = {i: 0 for i in range(len(batch))}
-            for i, (prompt, _) in enumerate(batch):
-                drafter.start(i, prompt, str(prompt))
-            once = {tuple(p) for p, _ in batch}  # siblings share whole blocks
-            read = sum(len(p) for p, _ in batch) - sum(len(p) // 128 * 128 * 2 for p in once)
-            steps.append({"running": len(batch), "rows": read, "drafted": 0, "context": 0})
-            steps[0] |= {"emitted": 0, "prefill": True, "s": 0.2 + 0.005 * read}
-            while alive:
-                n, emitted, drafted = len(alive), 0, 0
-                context = sum(len(batch[i][0]) + at for i, at in alive.items())
-                k = 3 if arm == "batch" and n <= 8 else 0
-                drafts = drafter.propose_many(list(alive), k) if k else [[]] * n
-                rows = []
-                for (i, at), draft in zip(alive.items(), drafts, strict=True):
-                    accepted = accept_chain(draft, batch[i][1], at)
-                    rows.append(batch[i][1][at : at + accepted + 1])
-                    drafted += len(draft)
-                drafter.append_many(list(alive), rows)
-                for i, row in zip(list(alive), rows, strict=True):
-                    emitted += len(row)
-                    alive[i] += len(row)
-                    if alive[i] >= len(batch[i][1]):
-                        del alive[i]
-                step = {"running": n, "rows": n + drafted, "drafted": drafted, "context": context, "emitted": emitted}
-                steps.append(step | {"prefill": False, "s": seconds_of(n + drafted, context)})
-            assert arm == "plain" or sum(s["drafted"] for s in steps) > 50
-            runs.append({"arm": arm, "batch": number, "wrong": [], "steps": steps})
+    for (number, batch), arm in itertools.product(enumerate(batches), ("plain", "batch")):
+        drafter, at = SamDrafter(), dict.fromkeys(range(len(batch)), 0)
+        for i, (prompt, _) in enumerate(batch):
+            drafter.start(i, prompt, str(prompt))
+        once = {tuple(p) for p, _ in batch}  # siblings share whole blocks
+        read = sum(len(p) for p, _ in batch) - sum(len(p) // 128 * 128 * 2 for p in once)
+        steps = [{"running": len(batch), "rows": read, "drafted": 0, "context": 0}]
+        steps[0] |= {"emitted": 0, "prefill": True, "s": 0.2 + 0.005 * read}
+        while at:
+            context = sum(len(batch[i][0]) + n for i, n in at.items())
+            drafts = drafter.propose_many([*at], 3) if arm == "batch" and len(at) <= 8 else [[]] * len(at)
+            accepted = [accept_chain(draft, batch[i][1], at[i]) for i, draft in zip(at, drafts, strict=True)]
+            rows = [batch[i][1][at[i] : at[i] + n + 1] for i, n in zip(at, accepted, strict=True)]
+            drafter.append_many([*at], rows)
+            drafted = sum(map(len, drafts))
+            step = {"running": len(at), "rows": len(at) + drafted, "drafted": drafted, "context": context}
+            step |= {"emitted": sum(map(len, rows)), "prefill": False, "s": seconds_of(len(at) + drafted, context)}
+            steps.append(step)
+            at = {i: at[i] + len(row) for i, row in zip(at, rows, strict=True)}
+            at = {i: n for i, n in at.items() if n < len(batch[i][1])}
+        assert arm == "plain" or sum(s["drafted"] for s in steps) > 50
+        runs.append({"arm": arm, "batch": number, "wrong": [], "steps": steps})
     (folder / "engine-replay.json").write_text(json.dumps({"settings": settings}))
     (folder / "steps.json").write_text(json.dumps(runs))
     return folder / "steps.json"
@@ -249,10 +238,6 @@ def engine_replay(folder, batches, settings, seconds_of):
 
 def test_predicts_an_engine_replay(tmp_path, capsys):
     """A batch that the cost was not fitted to, within 15 %: the cost is a formula here, answers and drafts are real."""
-    import argparse
-
-    from sam_lab.engine_replay.command import choose
-
     settings = {
         "answers": str(DATA / "math-cot-groups8.jsonl.gz"), "groups": 4, "per_group": 3, "batches": 2, "learn": 0,
         "tokens": 900, "seed": 0, "max_seqs": 32, "tail": 8, "part": None,
@@ -265,7 +250,8 @@ def test_predicts_an_engine_replay(tmp_path, capsys):
         lambda rows, context: (0.08 + 0.007 * max(0, rows - 6) + 4e-6 * context) * noise.uniform(0.98, 1.02),
     )
     assert main(["plan", "--steps", str(path), "--json", str(tmp_path / "out.json")]) == 0
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    found = json.loads((tmp_path / "out.json").read_text())
+    rows = found["rows"]
     assert len(rows) == 4 and not any(row["fitted"] for row in rows)
     for batch in (0, 1):
         predicted = {row["arm"]: row for row in rows if row["batch"] == batch}
@@ -273,19 +259,16 @@ def test_predicts_an_engine_replay(tmp_path, capsys):
         assert predicted["plain"]["predicted_steps"] == predicted["plain"]["steps"] - 1
         assert predicted["batch"]["predicted_steps"] == pytest.approx(predicted["batch"]["steps"], rel=0.12)
         assert predicted["batch"]["steps"] < 0.9 * predicted["plain"]["steps"]
-    out = capsys.readouterr().out
-    assert "cost from here" not in out
-    found = json.loads((tmp_path / "out.json").read_text())
+    assert "cost from here" not in capsys.readouterr().out
     fixed = {(pair["k"], pair["threshold"]): pair["seconds"] for pair in found["fixed"]}
     assert fixed[3, 8] == pytest.approx(sum(row["predicted"] for row in rows if row["arm"] == "batch"))
     assert len(fixed) == 72 and found["fixed"][0]["seconds"] == min(fixed.values()) < fixed[3, 8] < found["plain"]
-    runs = [run for run in json.loads(path.read_text()) if run["batch"] == 0]
-    path.write_text(json.dumps(runs))
+    path.write_text(json.dumps([run for run in json.loads(path.read_text()) if run["batch"] == 0]))
     assert main(["plan", "--steps", str(path)]) == 0
     assert "cost from here" in capsys.readouterr().out
     with pytest.raises(ValueError, match="none of the recorded steps"):
         fitted([])
-    (tmp_path / "steps.json").write_text("[]")
+    path.write_text("[]")
     with pytest.raises(ValueError, match="not the steps.json"):
         check.read(path)
 
@@ -294,8 +277,7 @@ def test_acceptance_of_the_article():
     found = of_article(0.7, ks=(3, 4))
     assert found.gain[0, 0] == pytest.approx(0.631) and found.gain[0, -1] == pytest.approx(1.675, abs=0.02)
     assert (np.diff(found.gain[0]) >= 0)[:7].all() and (found.gain[1] > found.gain[0]).all()
-    half = of_article(0.7, 0.5, (3,))
-    assert half.gain[0] == pytest.approx(0.5 * found.gain[0])
+    assert of_article(0.7, 0.5, (3,)).gain[0] == pytest.approx(0.5 * found.gain[0])
 
 
 def test_a_verifying_step_costs_more_with_drafts_alone():
@@ -328,20 +310,13 @@ def test_recipe(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "gains, advice",
-    [
-        (
-            {"batch": (0.99, 1.05, 1.1), "best": (0.7, 1.4, 1.5), "auto": (1.0, 1.04, 1.1)},
-            "Use the recipe's threshold 8",
-        ),
-        ({"batch": (0.99, 1.05, 1.1), "best": (0.7, 1.4, 1.5), "auto": (1.0, 1.09, 1.1)}, "Use sam=auto"),
-        ({"batch": (0.9, 1.05, 1.1), "best": (0.7, 1.4, 1.5), "auto": (1.0, 1.0, 1.0)}, "Leave speculation off"),
-    ],
+    "low, auto, advice",
+    [(0.99, 1.04, "Use the recipe's threshold 8"), (0.99, 1.09, "Use sam=auto"), (0.9, 1.0, "Leave speculation off")],
 )
-def test_what_can_lose_is_not_advised(monkeypatch, gains, advice):
+def test_what_can_lose_is_not_advised(monkeypatch, low, auto, advice):
     """However much it gains in the median world."""
     monkeypatch.setattr(words, "growth", lambda plan, mean: {"index_bytes_engine": 0})
-    gains["off"] = 1.0, 1.0, 1.0
+    gains = {"off": (1.0, 1.0, 1.0), "batch": (low, 1.05, 1.1), "best": (0.7, 1.4, 1.5), "auto": (1.0, auto, 1.1)}
     figures = {name: {"rollout_gain": g[1], "tail_share": 0.5, "preempted": 0} for name, g in gains.items()}
     ranges = {name: {"rollout_gain": g[::2]} for name, g in gains.items()}
     routing = {"sticky": {"batch_s": 1.0}, "spread": {"batch_s": 1.0}}

@@ -10,34 +10,14 @@ import json
 from sam_lab.__main__ import main
 from sam_lab.evidence import rebuild
 
-TRIAL = {
-    "task_id": 7,
-    "trial": 1,
-    "reward": 1.0,
-    "traj": [
-        {"role": "system", "content": "policy"},
-        {"role": "user", "content": "hello"},
-        {"role": "assistant", "content": "who?"},
-        {"role": "user", "content": "me"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"function": {"name": "find", "arguments": '{"id":"x"}'}}],
-        },
-        {"role": "tool", "content": "found"},
-        {"role": "assistant", "content": "done"},
-        {"role": "user", "content": "bye"},
-    ],
-}
+SAID = [("system", "policy"), ("user", "hello"), ("assistant", "who?"), ("user", "me"), ("assistant", None)]
+SAID += [("tool", "found"), ("assistant", "done"), ("user", "bye")]
+TRIAL = {"task_id": 7, "trial": 1, "reward": 1.0, "traj": [{"role": role, "content": text} for role, text in SAID]}
+TRIAL["traj"][4]["tool_calls"] = [{"function": {"name": "find", "arguments": '{"id":"x"}'}}]
 END = rebuild.SPECIAL["<|im_end|>"]
-RESULT = {
-    "question": "1+1",
-    "completions": [{"full_model_response": answer, "score": 0.5} for answer in ("2 \n", 20 * "so ")],
-}
-CHECKPOINT = {
-    "metadata": {"model": "../models/inter_logic_qwen_3b_400"},
-    "categories": [{"datasets": [{"name": "sums", "results": [RESULT]}]}],
-}
+ANSWERS = [{"full_model_response": answer, "score": 0.5} for answer in ("2 \n", 20 * "so ")]
+SUMS = {"name": "sums", "results": [{"question": "1+1", "completions": ANSWERS}]}
+CHECKPOINT = {"metadata": {"model": "../models/inter_logic_qwen_3b_400"}, "categories": [{"datasets": [SUMS]}]}
 BOTH = {
     "sierra-research/tau-bench": ("turns", [TRIAL]),
     "open-thought/reasoning-gym-eval": ("checkpoints", CHECKPOINT),
@@ -81,9 +61,8 @@ def test_conversations_say_what_was_generated_and_answers_their_epoch_and_reward
     text = turns["response_ids"]
     begin = b"<|im_start|>assistant\n"
     call = b'<tool_call>\n{"name": "find", "arguments": {"id": "x"}}\n</tool_call><|im_end|>'
-    assert decode(turns["prompt_ids"]) == (
-        b"<|im_start|>system\npolicy<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n" + begin
-    )
+    asked = b"<|im_start|>system\npolicy<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n"
+    assert decode(turns["prompt_ids"]) == asked + begin
     assert [decode(text[first:end]) for first, end in turns["turns"]] == [b"who?<|im_end|>", call, b"done<|im_end|>"]
     given = b"\n<|im_start|>user\n<tool_response>\nfound\n</tool_response><|im_end|>\n" + begin
     assert decode(text[turns["turns"][1][1] : turns["turns"][2][0]]) == given
@@ -104,17 +83,11 @@ def test_a_file_that_is_another_one_is_named_and_the_other_sets_are_written(tmp_
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoints.jsonl.gz"]
 
 
-class Answer(io.BytesIO):
-    """A download; where it is cut it ends as http.client does."""
-
-    def __init__(self, content, cut):
-        super().__init__(content)
-        self.cut = cut
+class Cut(io.BytesIO):
+    """A download that ends as http.client's do."""
 
     def read(self):
-        if self.cut:
-            raise http.client.IncompleteRead(b"")
-        return super().read()
+        raise http.client.IncompleteRead(b"")
 
 
 def test_a_download_that_is_cut_keeps_the_set_and_the_files_that_came(tmp_path, monkeypatch, capsys):
@@ -125,8 +98,8 @@ def test_a_download_that_is_cut_keeps_the_set_and_the_files_that_came(tmp_path, 
     def urlopen(url, timeout):
         name = next(name for name in names if name in url)
         asked.append(name)
-        content = (tmp_path / "sources" / name / "gpt-airline.json").read_bytes()
-        return Answer(content, cut and name == names[0])
+        answer = io.BytesIO((tmp_path / "sources" / name / "gpt-airline.json").read_bytes())
+        return Cut() if cut and name == names[0] else answer
 
     monkeypatch.setattr(rebuild.urllib.request, "urlopen", urlopen)
     (tmp_path / "out").mkdir()

@@ -2,11 +2,8 @@
 """Stand-in for torch_npu: vllm-ascend's own platform, worker, model runner and sampler run on the CPU. See
 ../README.md."""
 
-from . import device, distributed, experts, npu, placeholders  # noqa: F401  importing them is what registers the device
-from .attention import *  # noqa: F403
+from . import attention, device, distributed, experts, npu, ops, placeholders  # noqa: F401  which registers the device
 from .calls import CALLS, DELAY, SECONDS, delay_factor, missing  # noqa: F401
-from .experts import *  # noqa: F403
-from .ops import *  # noqa: F403
 
 placeholders.install()
 experts.install()
@@ -14,5 +11,6 @@ experts.install()
 
 def __getattr__(name):
     if name.startswith(("npu_", "_npu_")):
-        return missing(name)
+        found = (getattr(module, name, None) for module in (attention, experts, ops))
+        return next(filter(None, found), None) or missing(name)
     raise AttributeError(f"the stand-in for torch_npu has no {name}")

@@ -12,14 +12,6 @@ import torch
 from .calls import counted
 from .graphs import writes_only
 
-__all__ = [
-    "_npu_flash_attention",
-    "_npu_fused_infer_attention_score_get_max_workspace",
-    "_npu_paged_attention",
-    "_npu_reshape_and_cache",
-    "npu_fused_infer_attention_score",
-]
-
 
 def attend(query, key, value, scale):
     """query [n, heads, D], the last n of the m tokens of key, value [m, kv_heads, D]; causal. Returns [n, heads, D]."""
@@ -82,58 +74,35 @@ def _npu_paged_attention(
     assert fill(len(query), len(context_lens)), (query.shape, context_lens)
     assert fill(len(block_table), len(context_lens)), (block_table.shape, context_lens)
     for i, length in enumerate(context_lens.tolist()):
-        key = cached(key_cache, block_table[i], length, num_kv_heads)
-        value = cached(value_cache, block_table[i], length, num_kv_heads)
+        key, value = (cached(cache, block_table[i], length, num_kv_heads) for cache in (key_cache, value_cache))
         out[i] = attend(query[i : i + 1], key, value, scale_value)[0].view(out[i].shape)
     return out
 
 
 @counted
 def npu_fused_infer_attention_score(
-    query,
-    key,
-    value,
-    *,
-    num_heads,
-    num_key_value_heads,
-    scale,
-    input_layout,
-    actual_seq_lengths,
-    actual_seq_lengths_kv,
-    block_table,
-    block_size,
-    atten_mask,
-    sparse_mode,
+    query, key, value, *, actual_seq_lengths, actual_seq_lengths_kv, block_table, scale, **form
 ):
     """Chunked prefill, decode and verification of drafts in one: query [N, heads, D].
 
     actual_seq_lengths: R ends of the requests' query rows, the last N; actual_seq_lengths_kv: R lengths with them.
     Without a block table it is prefill of whole prompts: key, value [N, kv_heads, D] and the same ends for both.
     """
-    assert (input_layout, sparse_mode) == ("TND", 3), (input_layout, sparse_mode)
-    assert query.shape[0] == actual_seq_lengths[-1] and query.shape[1] == num_heads, (query.shape, actual_seq_lengths)
+    ends, lengths, kv_heads = list(actual_seq_lengths), list(actual_seq_lengths_kv), form["num_key_value_heads"]
+    assert (form["input_layout"], form["sparse_mode"]) == ("TND", 3), form
+    assert query.shape[:2] == (ends[-1], form["num_heads"]), (query.shape, ends)
+    requests = [slice(*bounds) for bounds in zip([0, *ends[:-1]], ends, strict=True)]
     if block_table is None:
-        assert list(actual_seq_lengths) == list(actual_seq_lengths_kv), (actual_seq_lengths, actual_seq_lengths_kv)
-        assert key.shape[:2] == value.shape[:2] == (len(query), num_key_value_heads), (query.shape, key.shape)
-        starts = [0, *actual_seq_lengths[:-1]]
-        parts = [slice(*ends) for ends in zip(starts, actual_seq_lengths, strict=True)]
-        return torch.cat([attend(query[rows], key[rows], value[rows], scale) for rows in parts]), None
-    assert len(actual_seq_lengths) == len(actual_seq_lengths_kv) == block_table.shape[0], (
-        actual_seq_lengths,
-        actual_seq_lengths_kv,
-        block_table.shape,
-    )
-    assert key.shape[1] == block_size, (key.shape, block_size)
-    out = torch.empty_like(query)
-    start = 0
-    for i, (end, length) in enumerate(zip(actual_seq_lengths, actual_seq_lengths_kv, strict=True)):
+        assert ends == lengths, (ends, lengths)
+        assert key.shape[:2] == value.shape[:2] == (len(query), kv_heads), (query.shape, key.shape)
+        return torch.cat([attend(query[rows], key[rows], value[rows], scale) for rows in requests]), None
+    assert len(ends) == len(lengths) == len(block_table), (ends, lengths, block_table.shape)
+    assert key.shape[1] == form["block_size"], (key.shape, form)
+    out = torch.zeros_like(query)  # of a request that pads a graph
+    for blocks, rows, length in zip(block_table, requests, lengths, strict=True):
         if length:
-            keys = cached(key, block_table[i], length, num_key_value_heads)
-            values = cached(value, block_table[i], length, num_key_value_heads)
-            out[start:end] = attend(query[start:end], keys, values, scale)
-        else:  # a request that pads a graph
-            out[start:end] = 0
-        start = end
+            keys, values = (cached(cache, blocks, length, kv_heads) for cache in (key, value))
+            out[rows] = attend(query[rows], keys, values, scale)
     return out, None
 
 

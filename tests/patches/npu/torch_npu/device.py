@@ -19,11 +19,9 @@ torch.utils.rename_privateuse1_backend("npu")
 
 def on_cpu(device):
     """`cpu` for a device named npu or an index; anything else unchanged, also what is no device."""
-    if isinstance(device, int):
-        return "cpu"
     if isinstance(device, torch.device):
         return torch.device("cpu") if device.type == "npu" else device
-    if isinstance(device, str) and device.split(":")[0] == "npu":
+    if isinstance(device, int) or (isinstance(device, str) and device.split(":")[0] == "npu"):
         return "cpu"
     return device
 
@@ -97,7 +95,8 @@ class Generator(torch.Generator):
 
 def enter_modes():
     if METERED:
-        meter.enter(on_cpu, Generator)
+        meter.Device(on_cpu, Generator).__enter__()
+        meter.Kernels().__enter__()
     else:
         NpuOnCpu().__enter__()
 

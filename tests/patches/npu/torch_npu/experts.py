@@ -12,17 +12,7 @@ import torch
 import torch.distributed as dist
 
 from .calls import counted
-from .distributed import group_of
-
-__all__ = [
-    "npu_grouped_matmul",
-    "npu_moe_distribute_combine_v2",
-    "npu_moe_distribute_dispatch_v2",
-    "npu_moe_gating_top_k_softmax",
-    "npu_moe_init_routing_v2",
-    "npu_moe_token_permute",
-    "npu_moe_token_unpermute",
-]
+from .distributed import NAMED
 
 UNDEFINED = 7.0
 ROWS: Counter[int] = Counter()
@@ -39,21 +29,10 @@ def npu_moe_gating_top_k_softmax(x, finished=None, k=1):
 
 
 @counted
-def moe_gating_top_k(
-    x,
-    k,
-    k_group=1,
-    group_count=1,
-    group_select_mode=0,
-    renorm=0,
-    norm_type=0,
-    out_flag=False,
-    routed_scaling_factor=1.0,
-    eps=1e-20,
-    bias_opt=None,
-):
+def moe_gating_top_k(x, k, renorm=0, routed_scaling_factor=1.0, k_group=1, group_count=1, **plain):
     """x [N, E]: (weights [N, K], experts int32 [N, K], None); renorm: the weights of a token add up to 1."""
-    assert k_group == group_count == 1 and norm_type == 0 and bias_opt is None and not out_flag
+    assert k_group == group_count == 1, (k_group, group_count)
+    assert not any(plain.get(name) for name in ("norm_type", "out_flag")) and plain.get("bias_opt") is None, plain
     weights, experts = x.softmax(-1).topk(k, -1)
     if renorm:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -69,22 +48,11 @@ def by_expert(experts):
 
 
 @counted
-def npu_moe_init_routing_v2(
-    x,
-    expert_idx,
-    *,
-    active_num,
-    expert_num,
-    expert_tokens_num_type,
-    expert_tokens_num_flag,
-    active_expert_range,
-    scale=None,
-    quant_mode=-1,
-    row_idx_type=0,
-):
+def npu_moe_init_routing_v2(x, expert_idx, *, active_num, expert_num, active_expert_range, scale=None, **form):
     """x [N, D], expert_idx int32 [N, K]: (rows [active_num, D] by expert, those of the experts in the range first; the
     row of each entry int32 [N K], -1 outside the range; rows of each expert int64 [L]; None)."""
-    assert expert_tokens_num_type == 1 and expert_tokens_num_flag and quant_mode == -1 and row_idx_type == 0
+    assert form["expert_tokens_num_type"] == 1 and form["expert_tokens_num_flag"], form
+    assert form.get("quant_mode", -1) == -1 and not form.get("row_idx_type"), form
     first, end = active_expert_range
     assert 0 <= first < end <= expert_num and active_num == expert_idx.numel() and scale is None
     assert x.shape[0] == expert_idx.shape[0], (x.shape, expert_idx.shape)
@@ -95,10 +63,6 @@ def npu_moe_init_routing_v2(
     rows[inside.sum() :] = UNDEFINED
     counts = torch.bincount(flat[inside] - first, minlength=end - first)
     return rows, torch.where(inside, place, -1), counts, None
-
-
-def npu_moe_init_routing_custom(x, expert_idx, *, scale=None, **options):
-    return npu_moe_init_routing_v2(x, expert_idx, scale=scale, **options)
 
 
 @counted
@@ -183,44 +147,30 @@ class Exchange:
         return total.index_add_(0, self.entries // self.top_k, out * weights)
 
 
-def checked_group(name, world_size, rank):
-    group = group_of(name)
-    assert (world_size, rank) == (dist.get_world_size(group), dist.get_rank(group)), (world_size, rank)
-    return group
+def exchange_of(experts, active, *, moe_expert_num, group_ep, ep_world_size, ep_rank_id, **plain):
+    """The exchange of a call of dispatch or combine; `plain`: options that are off."""
+    group = NAMED[group_ep]
+    assert (ep_world_size, ep_rank_id) == (dist.get_world_size(group), dist.get_rank(group)), (
+        ep_world_size,
+        ep_rank_id,
+    )
+    off = ("quant_mode", "comm_quant_mode", "comm_alg", "global_bs", "expert_shard_type", "shared_expert_rank_num")
+    assert not any(plain.get(name) for name in off) and plain.get("scales") is None, plain
+    assert plain.get("tp_world_size", 0) in (0, 1), plain
+    return Exchange(experts, active, moe_expert_num, group)
 
 
 @counted
-def npu_moe_distribute_dispatch_v2(
-    x,
-    expert_ids,
-    group_ep,
-    ep_world_size,
-    ep_rank_id,
-    moe_expert_num,
-    *,
-    x_active_mask=None,
-    scales=None,
-    quant_mode=0,
-    global_bs=0,
-    expert_token_nums_type=1,
-    expert_shard_type=0,
-    shared_expert_rank_num=0,
-    expert_scales=None,
-    group_tp="",
-    tp_world_size=0,
-    tp_rank_id=0,
-):
+def npu_moe_distribute_dispatch_v2(x, expert_ids, *, x_active_mask=None, expert_token_nums_type=1, **options):
     """x [N, D], expert_ids int32 [N, K], x_active_mask bool [N]; N the same on each rank.
 
     Returns rows of this rank's experts [N R min(L, K), D] by expert, None, what combine needs int32 [same], rows of
     each expert int64 [L] (type 0: their ends), rows by expert and rank int32 [L R], int32 [1], float32 [1].
     """
-    assert quant_mode == global_bs == expert_shard_type == shared_expert_rank_num == 0 and scales is None
-    assert tp_world_size in (0, 1) and len(x) == len(expert_ids), (x.shape, expert_ids.shape)
-    group = checked_group(group_ep, ep_world_size, ep_rank_id)
-    exchange = Exchange(expert_ids, x_active_mask, moe_expert_num, group)
+    assert len(x) == len(expert_ids), (x.shape, expert_ids.shape)
+    exchange = exchange_of(expert_ids, x_active_mask, **options)
     rows, counts = exchange.there(x), exchange.received.sum(0)
-    out = x.new_full((len(x) * ep_world_size * min(len(counts), expert_ids.shape[1]), x.shape[1]), UNDEFINED)
+    out = x.new_full((len(x) * len(exchange.received) * min(len(counts), expert_ids.shape[1]), x.shape[1]), UNDEFINED)
     out[: len(rows)] = rows
     order = torch.full((len(out),), -1, dtype=torch.int32)
     order[: len(rows)] = exchange.order().int()
@@ -231,32 +181,11 @@ def npu_moe_distribute_dispatch_v2(
 
 @counted
 def npu_moe_distribute_combine_v2(
-    expand_x,
-    expert_ids,
-    assist_info_for_combine,
-    ep_send_counts,
-    expert_scales,
-    group_ep,
-    ep_world_size,
-    ep_rank_id,
-    moe_expert_num,
-    *,
-    tp_send_counts=None,
-    x_active_mask=None,
-    expand_scales=None,
-    global_bs=0,
-    comm_quant_mode=0,
-    expert_shard_type=0,
-    shared_expert_rank_num=0,
-    group_tp="",
-    tp_world_size=0,
-    tp_rank_id=0,
+    expand_x, expert_ids, assist_info_for_combine, ep_send_counts, expert_scales, *, x_active_mask=None, **options
 ):
     """expand_x: outputs for the rows of the dispatch; expert_scales float32 [N, K]: weighted sums [N, D]."""
-    assert global_bs == comm_quant_mode == expert_shard_type == shared_expert_rank_num == 0
     assert expert_scales.shape == expert_ids.shape and expert_scales.dtype == torch.float32
-    group = checked_group(group_ep, ep_world_size, ep_rank_id)
-    exchange = Exchange(expert_ids, x_active_mask, moe_expert_num, group)
+    exchange = exchange_of(expert_ids, x_active_mask, **options)
     order = exchange.order()
     assert (exchange.received.T.flatten() == ep_send_counts).all(), "combine is not of this dispatch"
     assert (assist_info_for_combine[: len(order)] == order).all(), "combine is not of this dispatch"
@@ -270,25 +199,11 @@ def inactive(out, active):
 
 @counted
 def dispatch_ffn_combine(
-    x,
-    weight1,
-    weight2,
-    expert_idx,
-    scale1,
-    scale2,
-    bias1,
-    bias2,
-    probs,
-    group,
-    max_output_size,
-    swiglu_limit,
-    x_active_mask,
-    out,
-    expert_token_nums,
+    *, x, weight1, weight2, expert_idx, probs, group, max_output_size, x_active_mask, out, expert_token_nums, **plain
 ):
     """x [N, D], weight1 [[L, D, 2 F]], weight2 [[L, F, D]]; writes out [N, D] and expert_token_nums int32 [L]."""
-    assert swiglu_limit == 0 and all(len(empty[0]) == 0 for empty in (scale1, scale2, bias1, bias2))
-    group = group_of(group)
+    assert plain.pop("swiglu_limit") == 0 and all(len(empty[0]) == 0 for empty in plain.values()), plain
+    group = NAMED[group]
     exchange = Exchange(expert_idx, x_active_mask, len(weight1[0]) * dist.get_world_size(group), group)
     rows, counts = exchange.there(x), exchange.received.sum(0)
     assert len(rows) <= max_output_size
@@ -302,5 +217,6 @@ def dispatch_ffn_combine(
 
 def install():
     """vllm-ascend 0.23's own operators, where it looks for them."""
-    for operator in (moe_gating_top_k, npu_moe_init_routing_custom, dispatch_ffn_combine):
+    for operator in (moe_gating_top_k, dispatch_ffn_combine):
         setattr(torch.ops._C_ascend, operator.__name__, operator)
+    torch.ops._C_ascend.npu_moe_init_routing_custom = npu_moe_init_routing_v2

@@ -87,13 +87,9 @@ class Meter:
     def copied(self, source, to_device, non_blocking):
         """Notes a copy between host and device."""
         pinned = source in self.pinned
-        if to_device:
-            free = non_blocking and pinned
-            what = (
-                "copy to the device" + ("" if pinned else ", pageable memory") + ("" if non_blocking else ", blocking")
-            )
-        else:
-            free, what = non_blocking, "copy to the host" + ("" if non_blocking else ", blocking")
+        what = f"copy to the {'device' if to_device else 'host'}"
+        what += ", pageable memory" * (to_device and not pinned) + ", blocking" * (not non_blocking)
+        free = non_blocking and (pinned or not to_device)
         self.check_sources()
         self.note("copy" if free else "wait", what, dtype_name(source.dtype))
         if free and to_device and self.events is not None:
@@ -207,7 +203,7 @@ class Device(TorchFunctionMode):
         args = [self.on_cpu(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args]
         to_device = target is not None and target.type == "npu"
         from_host = to_device and func in (torch.tensor, torch.as_tensor, torch.asarray)
-        with creating(to_device and not from_host), paused(from_host):
+        with flag("creating", to_device and not from_host), paused(from_host):
             out = func(*args, **kwargs)
         if isinstance(out, torch.Tensor) and out.layout == torch.strided and out.device.type == "cpu":
             if from_host and not METER.on_device(out):
@@ -265,12 +261,8 @@ class Kernels(TorchDispatchMode):
     @staticmethod
     def count(name, call):
         where, dtype = unit(name, call)
-        if where == "view":
-            return
-        if where == "host":
-            METER.note("wait", name, dtype)
-        else:
-            METER.note({"AiCore": "launch"}.get(where, where), name, dtype)
+        if where != "view":
+            METER.note({"AiCore": "launch", "host": "wait"}.get(where, where), name, dtype)
 
 
 @contextlib.contextmanager
@@ -290,11 +282,6 @@ def paused(value=True):
         yield
 
 
-def creating(value):
-    """What is made within it is on the device."""
-    return flag("creating", value)
-
-
 def run(op, *args, **kwargs):
     """An operator of the stand-in: one launch, whatever it calls, with results on the device."""
     METER.note("launch", op.__name__, next((dtype_name(t.dtype) for t in tensors_in(args, kwargs)), ""))
@@ -303,12 +290,6 @@ def run(op, *args, **kwargs):
     for result in tensors_in(out):
         METER.device.add(result)
     return out
-
-
-def enter(on_cpu, generator):
-    """Enters both modes in this thread."""
-    Device(on_cpu, generator).__enter__()
-    Kernels().__enter__()
 
 
 def default_device():

@@ -1,32 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators but attention, in plain torch. N is the number of tokens of a step."""
 
+import sys
+
 import torch
 
 from .calls import counted
-
-__all__ = [
-    "_npu_matmul_add_fp32",
-    "_npu_rotary_embedding",
-    "get_npu_format",
-    "npu_add_rms_norm",
-    "npu_apply_rotary_pos_emb",
-    "npu_format_cast",
-    "npu_rms_norm",
-    "npu_swiglu",
-    "npu_top_k_top_p",
-]
-
-ND = 2
 
 
 def npu_format_cast(x, acl_format):
     """A tensor has one layout here."""
     return x
-
-
-def get_npu_format(x):
-    return ND
 
 
 @counted
@@ -63,9 +47,8 @@ def rotate(x, cos, sin):
 @counted
 def _npu_rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox_style=True):
     """positions int[N]; query, key [N, heads * head_size], changed in place; cos_sin_cache [length, head_size]."""
-    assert is_neox_style
     n = positions.numel()
-    assert query.shape[0] == key.shape[0] == n, (query.shape, key.shape, n)
+    assert is_neox_style and query.shape[0] == key.shape[0] == n, (query.shape, key.shape, n)
     assert cos_sin_cache.shape[-1] == head_size, (cos_sin_cache.shape, head_size)
     assert query.dtype == key.dtype == cos_sin_cache.dtype, (query.dtype, key.dtype, cos_sin_cache.dtype)
     cos, sin = cos_sin_cache[positions.flatten().long(), None].chunk(2, -1)
@@ -103,3 +86,42 @@ def npu_top_k_top_p(logits, p, k):
 def _npu_matmul_add_fp32(x, weight, c):
     """c [D, E] float32 += x [N, D]^T @ weight [N, E]."""
     return c.add_(x.float().T @ weight.float())
+
+
+class SlotMappingKernel:
+    """vLLM 0.23's Triton kernel that gives each token its slot in the KV cache, which has no fallback in torch.
+
+    Called as kernel[(R + 1,)](...) for R requests: positions int[N], query_start_loc int[>= R + 1] with N at R.
+    """
+
+    def __getitem__(self, grid):
+        @counted
+        def _compute_slot_mapping_kernel(
+            num_tokens,
+            max_num_tokens,
+            query_start_loc,
+            positions,
+            block_table,
+            stride,
+            block_size,
+            slot_mapping,
+            **fixed,
+        ):
+            starts = query_start_loc[: grid[0]].tolist()
+            assert fixed["TOTAL_CP_WORLD_SIZE"] == 1, "context parallelism is not in the stand-in"
+            assert starts[-1] <= num_tokens <= max_num_tokens, (starts, num_tokens, max_num_tokens)
+            for i in range(grid[0] - 1):
+                rows = slice(starts[i], starts[i + 1])
+                place = positions[rows].long()
+                blocks = block_table[i][place // block_size].long()
+                slot_mapping[rows] = (blocks * block_size + place % block_size).to(slot_mapping.dtype)
+            slot_mapping[num_tokens:max_num_tokens] = fixed["PAD_ID"]
+
+        return _compute_slot_mapping_kernel
+
+
+def install_slots():
+    """Called when the worker has imported everything; 0.11 maps slots in NumPy."""
+    for name in ("vllm.v1.worker.block_table", "vllm_ascend.worker.block_table"):
+        if hasattr(sys.modules.get(name), "_compute_slot_mapping_kernel"):
+            sys.modules[name]._compute_slot_mapping_kernel = SlotMappingKernel()

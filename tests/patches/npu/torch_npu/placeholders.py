@@ -5,9 +5,10 @@ writes."""
 import sys
 import types
 
-from . import memory_pool, slots
+from . import memory_pool
 from .distributed import ProcessGroupHCCL
 from .npu import is_a3, nothing
+from .ops import install_slots
 
 MODULES = {
     "torch_npu._C": {"_NPUTaskGroupHandle": object, "_weak_ref_tensor": lambda tensor: tensor},
@@ -15,7 +16,7 @@ MODULES = {
     "torch_npu.npu.mstx": {},  # verl's profiler imports it
     "torch_npu.op_plugin": {},
     "torch_npu.op_plugin.atb": {},
-    "torch_npu.op_plugin.atb._atb_ops": {"_register_atb_extensions": slots.install},
+    "torch_npu.op_plugin.atb._atb_ops": {"_register_atb_extensions": install_slots},
     "torch_npu.profiler": {},
     "torch_npu.profiler.dynamic_profile": {"init": nothing, "step": nothing},
     "acl": {},

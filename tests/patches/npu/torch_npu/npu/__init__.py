@@ -38,15 +38,8 @@ def memory_stats(device=None):
     return {"allocated_bytes.all.peak": 0, "allocated_bytes.all.current": 0}
 
 
-def max_memory_allocated(device=None):
-    return 0
-
-
-def memory_allocated(device=None):
-    return 0
-
-
-def memory_reserved(device=None):
+def zero(*args):
+    """What the worker asks for and does not depend on."""
     return 0
 
 
@@ -55,15 +48,7 @@ def device_count():
     return 16 if is_a3() else 1
 
 
-def current_device():
-    return 0
-
-
 def is_available():
-    return True
-
-
-def is_initialized():
     return True
 
 
@@ -89,24 +74,12 @@ def nothing(*args, **kwargs):
     """What torch and the worker call for its effect on a device."""
 
 
+max_memory_allocated = memory_allocated = memory_reserved = current_device = zero
+is_initialized, _is_in_bad_fork = is_available, nothing
 set_device = set_stream = empty_cache = reset_peak_memory_stats = nothing
 set_compile_mode = manual_seed = manual_seed_all = nothing
-
-
-def _is_in_bad_fork():
-    return False
-
-
 torch._register_device_module("npu", sys.modules[__name__])
-for name, function in {
-    "current_device_index": current_device,
-    "device_count": device_count,
-    "empty_cache": empty_cache,
-    "is_available": is_available,
-    "memory_reserved": memory_reserved,
-    "memory_stats": memory_stats,
-    "reset_peak_memory_stats": reset_peak_memory_stats,
-    "set_device_index": set_device,
-    "synchronize": synchronize,
-}.items():
-    setattr(torch.accelerator, name, function)  # vLLM 0.23 asks there
+names = ["device_count", "empty_cache", "is_available", "memory_reserved", "memory_stats", "synchronize"]
+for name in [*names, "reset_peak_memory_stats"]:
+    setattr(torch.accelerator, name, globals()[name])  # vLLM 0.23 asks there
+torch.accelerator.current_device_index, torch.accelerator.set_device_index = current_device, set_device

@@ -2,7 +2,6 @@
 """Streams and events of a device on which everything happens at once, except for copies on side streams (late.py)."""
 
 import contextlib
-import time
 
 from .. import late
 from ..graphs import State
@@ -54,11 +53,10 @@ def stream(stream=None):
 
 class Event:
     def __init__(self, enable_timing=False, **kwargs):
-        self.time, self.clock, self.stream, self.until = None, 0, MAIN, 0
+        self.clock, self.stream, self.until = 0, MAIN, 0
 
     def record(self, stream=None):
-        self.time, self.clock = time.perf_counter(), METER.clock
-        self.stream = stream or current_stream()
+        self.clock, self.stream = METER.clock, stream or current_stream()
         self.until = self.stream.queued
 
     def run(self):
@@ -76,7 +74,3 @@ class Event:
         happened = self.stream.done >= self.until and self.clock <= METER.reached
         self.run()
         return happened
-
-    def elapsed_time(self, end):
-        """Milliseconds."""
-        return (end.time - self.time) * 1e3
