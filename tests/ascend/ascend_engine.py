@@ -56,8 +56,8 @@ def start(platform, *arguments, environment=MappingProxyType({})):
 @functools.cache
 def zygote(platform):
     """The process that a platform's are forks of. It has imported MODULES, and what its engines' processes do."""
-    worker = {"cpu": [], "gpu": []}.get(platform, [*WORKER, "vllm_ascend.patch.worker"])
-    return Zygote(variables(platform), [*MODULES, *([] if platform == "gpu" else MODELS), *worker])
+    imported = {"cpu": MODELS, "gpu": []}.get(platform, [*MODELS, *WORKER, "vllm_ascend.patch.worker"])
+    return Zygote(variables(platform), [*MODULES, *imported])
 
 
 def variables(platform):
@@ -86,8 +86,7 @@ class Step(NamedTuple):
 
 
 class Engine:
-    """An engine_server. After `run`, `rows`, `preemptions`, `logprobs`, `ends` and `routed_experts` are those of that
-    run, as it returns them.
+    """An engine_server. What its `run` returns are attributes afterwards.
 
     It runs eagerly unless a compilation_config is among the settings. Engines start side by side: the first question to
     one waits until it is up. A dead engine raises AssertionError with its traceback.
@@ -123,7 +122,6 @@ class Engine:
         self.process = start(platform, *words, environment=environment)
         self.platform = {"cpu": "CpuPlatform", "gpu": "NvmlCudaPlatform"}.get(platform, "NPUPlatform")
         self.up = False
-        self.rows, self.preemptions, self.logprobs, self.ends, self.routed_experts = [], 0, [], [], []
 
     def answer(self):
         if not select.select([self.process.stdout], [], [], ANSWER_SECONDS)[0]:
@@ -147,19 +145,12 @@ class Engine:
         """Answers of token ids; for the arguments see engine_server. each: further sampling arguments of each
         request."""
         lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
-        sampling = [sampling | own for own in each] if each else sampling
-        arguments = {"renew": str(renew), "after": after} if renew else {}
-        done = self.ask(
-            "run",
-            prompts=prompts,
-            max_tokens=lengths,
-            stagger=stagger,
-            abort=list(abort),
-            sampling=sampling,
-            **arguments,
+        each = [sampling | own for own in each or [{}] * len(prompts)]
+        arguments = {"stagger": stagger, "abort": list(abort)} | (
+            {"renew": str(renew), "after": after} if renew else {}
         )
-        self.rows, self.preemptions, self.logprobs = done["rows"], done["preemptions"], done["logprobs"]
-        self.ends, self.routed_experts = done["ends"], done["routed_experts"]
+        done = self.ask("run", prompts=prompts, max_tokens=lengths, each=each, **arguments)
+        vars(self).update(done)
         return done["answers"]
 
     def count(self, column):

@@ -77,3 +77,9 @@ def npu_unit():
     out, _ = start("npu", str(HERE / "npu_unit.py")).communicate(timeout=300)
     assert out, "npu_unit.py failed: see its standard error"
     return json.loads(out)
+
+
+@pytest.fixture
+def checked(request, npu_unit):
+    """The check of npu_unit.py with the test's name, which is all of such a test."""
+    assert npu_unit[request.node.originalname.replace("test_", "check_", 1)] is None

@@ -18,7 +18,7 @@ import noting_pool
 import stop_checks
 from ascend_engine import OLD
 from engine_checks import random_seed  # noqa: F401  runs in a worker
-from llm_engine import Engine
+from llm_engine import GREEDY, Engine
 from thinking import reasoning
 
 gc.unfreeze = lambda: None  # else an engine that ends would search all that its processes were forked with for garbage
@@ -40,8 +40,7 @@ def experts(worker):
 
 
 def routed_experts(output):
-    """The experts of each token of a prompt and its answer but the last, by layer; None unless the engine records
-    them."""
+    """The experts of each token of a prompt and its answer but the last, by layer, if the engine records them."""
     recorded = getattr(output.outputs[0], "routed_experts", None)
     return None if recorded is None else recorded.tolist()
 
@@ -64,8 +63,7 @@ def scheduling(worker):
 
 def classes(worker):
     """Runs in a worker: its runner's class, sampler's and drafter's."""
-    runner = worker.model_runner
-    parts = (runner, runner.rejection_sampler, runner.drafter)
+    parts = (worker.model_runner, worker.model_runner.rejection_sampler, worker.model_runner.drafter)
     return [f"{type(part).__module__}.{type(part).__name__}" for part in parts]
 
 
@@ -76,16 +74,14 @@ def keep_off(worker, threshold=0):
 
 def free_drafts(worker):
     """Runs in a worker: from now on each request gets a draft of k tokens, which takes no time."""
-    runner = worker.model_runner
-    k = runner.drafter.k
+    runner, k = worker.model_runner, worker.model_runner.drafter.k
     runner.drafter.propose = lambda *args: [[0] * k for _ in range(runner.input_batch.num_reqs)]
 
 
 def never_pays(worker):
     """Runs in a worker: from now on switch auto finds no drafts worth their cost, and none to explore."""
     switch = worker.model_runner.drafter.switch
-    switch.MIN_GAIN = float("inf")
-    switch._credit = -float("inf")
+    switch.MIN_GAIN, switch._credit = float("inf"), -float("inf")
 
 
 def note_answers(worker, feed_all=False):
@@ -167,16 +163,13 @@ def standin_clock():
     """A function: seconds that the stand-in has taken so far, inside its operators and by its device at each torch
     call."""
     standin = sys.modules.get("torch_npu")
-    if not standin:
-        return lambda: 0.0
-    factor = standin.delay_factor()
-    return lambda: standin.SECONDS[0] + factor * standin.DELAY[0]
+    factor = standin and standin.delay_factor()
+    return lambda: standin.SECONDS[0] + factor * standin.DELAY[0] if standin else 0.0
 
 
 def time_operators(worker):
     """Runs in a worker: from now on notes of each step its requests, drafted tokens and the stand-in's seconds."""
-    seconds = standin_clock()
-    runner, execute = worker.model_runner, worker.model_runner.execute_model
+    seconds, runner, execute = standin_clock(), worker.model_runner, worker.model_runner.execute_model
     runner.timed, before = [], [0, 0, seconds()]
 
     def noting(scheduled, *args, **kwargs):
@@ -249,12 +242,11 @@ class Server(Engine):
         engine.logger_manager.per_engine_logger_dict[0].append(self.log)
         return engine
 
-    def run(self, prompts, max_tokens, stagger, abort, sampling, renew=None, after=8):
+    def run(self, prompts, max_tokens, stagger, abort, each, renew=None, after=8):
         """Answer prompts of token ids.
 
         Args:
-            max_tokens, stagger, abort: as of Engine.run.
-            sampling: further arguments of SamplingParams, for all requests or a list with those of each.
+            max_tokens, stagger, abort, each: as of Engine.run.
             renew: the argument of `renew`, which is called after `after` outputs.
 
         Returns:
@@ -265,7 +257,6 @@ class Server(Engine):
             rows: the StepLog's, one for each engine step.
             preemptions: in this run.
         """
-        each = [dict(sampling) for _ in prompts] if isinstance(sampling, dict) else sampling
         for arguments in each:
             if "logit_bias" in arguments:  # JSON has no integer keys
                 arguments["logit_bias"] = {int(token): bias for token, bias in arguments["logit_bias"].items()}
@@ -319,14 +310,14 @@ class AsyncServer:
         self.log = StepLog()
         self.log.path = "kept in memory"
         self.loop = asyncio.new_event_loop()
-        self.requests = 0
+        self.requests, self.sent = 0, []
 
         async def start():
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings), stat_loggers=[self.log])
 
         self.engine = self.loop.run_until_complete(start())
 
-    def run(self, prompts, max_tokens, stagger, abort, sampling):
+    def run(self, prompts, max_tokens, stagger, abort, each):
         """As a Server's, of requests that all come at once and run to their ends."""
         import asyncio
 
@@ -334,28 +325,19 @@ class AsyncServer:
 
         assert not stagger and not abort, "an AsyncServer's requests come at once and run to their ends"
         self.log._rows = []
-        sampling = [sampling] * len(prompts) if isinstance(sampling, dict) else sampling
-        plain = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
 
         async def generate(prompt, length, arguments):
             self.requests += 1
-            parameters = SamplingParams(max_tokens=length, **plain | arguments)
+            parameters = SamplingParams(max_tokens=length, **GREEDY | arguments)
             async for output in self.engine.generate({"prompt_token_ids": prompt}, parameters, str(self.requests)):
                 last = output
             return list(last.outputs[0].token_ids), routed_experts(last)
 
         async def generate_all():
-            return await asyncio.gather(*map(generate, prompts, max_tokens, sampling))
+            return await asyncio.gather(*map(generate, prompts, max_tokens, each))
 
         answers, routed = zip(*self.loop.run_until_complete(generate_all()), strict=True)
-        return {
-            "answers": answers,
-            "logprobs": [],
-            "ends": [],
-            "routed_experts": routed,
-            "rows": self.log._rows,
-            "preemptions": 0,
-        }
+        return {"answers": answers, "routed_experts": routed, "rows": self.log._rows, "sent": self.sent}
 
     def in_workers(self, function, arguments):
         """As a Server's."""
@@ -365,12 +347,13 @@ class AsyncServer:
         """Counters of all engines, and those of the first alone."""
         from sam_core.engines.vllm.step_log import drafter_counters
 
-        first = self.in_workers(counters, {})[0]
-        return [self.loop.run_until_complete(drafter_counters(self.engine)), first]
+        return [self.loop.run_until_complete(drafter_counters(self.engine)), self.in_workers(counters, {})[0]]
 
     def note_engines(self, routed):
-        """From now on notes which data-parallel engine each request is sent to. routed: False to let vLLM choose by
-        load."""
+        """From now on `run` returns as `sent` [prompt, index of the data-parallel engine] of each request since then.
+
+        routed: False to let vLLM choose by load.
+        """
         client, self.sent = self.engine.engine_core, []
         choose = type(client).get_core_engine_for_request
 
@@ -382,10 +365,6 @@ class AsyncServer:
         client.get_core_engine_for_request = noting
         if not routed:
             client.sam_routes = None
-
-    def noted_engines(self):
-        """[prompt, index of the engine] of each request."""
-        return self.sent
 
     def stop(self):
         self.engine.shutdown()

@@ -37,11 +37,8 @@ def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), seq
     compilation.max_cudagraph_capture_size = max(sizes)
     compilation.pass_config.enable_sp = sequence_parallel > 1
     compilation.set_splitting_ops_for_v1(all2all_backend="naive", data_parallel_size=ranks[1])
-    parallel = {
-        "data_parallel_rank": ranks[0],
-        "data_parallel_size": ranks[1],
-        "tensor_parallel_size": sequence_parallel,
-    }
+    parallel = {"data_parallel_rank": ranks[0], "data_parallel_size": ranks[1]}
+    parallel |= {"tensor_parallel_size": sequence_parallel}
     speculative = types.SimpleNamespace(method="sam", num_speculative_tokens=3)
     config = types.SimpleNamespace(
         additional_config={"enable_flashcomm1": sequence_parallel > 1, "refresh": True},
@@ -62,8 +59,7 @@ def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), seq
     runner.max_num_reqs, runner.use_aclgraph, runner.uniform_decode_query_len = max_num_seqs, False, 4
     runner.input_batch = types.SimpleNamespace(lora_id_to_lora_request={}, num_computed_tokens_cpu=np.ones(64, int))
     runner.cudagraph_dispatcher = CudagraphDispatcher(config)
-    support = AttentionCGSupport.ALWAYS
-    resolved = compilation.resolve_cudagraph_mode_and_sizes(support, None, 4, sequence_parallel)
+    resolved = compilation.resolve_cudagraph_mode_and_sizes(AttentionCGSupport.ALWAYS, None, 4, sequence_parallel)
     runner.cudagraph_dispatcher.initialize_cudagraph_keys(resolved, 4)
     runner.cudagraph_dispatcher.add_decode_query_len(1)
     return runner
@@ -111,9 +107,11 @@ def check_each_graph_is_captured_with_its_own_length():
     runner = graph_runner("FULL_AND_PIECEWISE", vllm=True)
     runner.compilation_config.cudagraph_num_of_warmups = 1
     captured = []
-    runner._dummy_run = lambda tokens, uniform_decode, uniform_decode_query_len, **_: captured.append(
-        (tokens, uniform_decode, uniform_decode_query_len)
-    )
+
+    def run(tokens, uniform_decode, uniform_decode_query_len, **_):
+        captured.append((tokens, uniform_decode, uniform_decode_query_len))
+
+    runner._dummy_run = run
     for mode, descs in runner.cudagraph_dispatcher.get_capture_descs():
         for desc in descs:
             runner._warmup_and_capture(desc, mode)
@@ -165,8 +163,8 @@ def check_ranks_of_data_parallelism_agree_on_a_graph():
     processes = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         answers = processes.SimpleQueue()
-        arguments = (f"{folder}/store", answers)
-        ranks = [processes.Process(target=rank_of_data_parallelism, args=(rank, *arguments)) for rank in (0, 1)]
+        arguments = [(rank, f"{folder}/store", answers) for rank in (0, 1)]
+        ranks = [processes.Process(target=rank_of_data_parallelism, args=each) for each in arguments]
         for process in ranks:
             process.start()
         for process in ranks:
@@ -207,9 +205,7 @@ def check_vllms_own_runner_pads_for_its_graphs():
             kv_cache_config=None,
             max_num_reqs=8,
             parallel_config=types.SimpleNamespace(tensor_parallel_size=1),
-            speculative_config=types.SimpleNamespace(
-                method="sam", use_eagle=lambda: False, uses_extract_hidden_states=lambda: False
-            ),
+            speculative_config=types.SimpleNamespace(method="sam", use_eagle=int, uses_extract_hidden_states=int),
             uniform_decode_query_len=4,
         )
         module.GPUModelRunner._check_and_update_cudagraph_mode(runner, [], [])

@@ -61,6 +61,7 @@ def check_pipelines_and_models_that_keep_a_state_are_refused():
 
 
 def check_processors_of_logits_are_refused():
+    """vllm-ascend would apply them to the rows behind drafts alone."""
     processors = ["some.module:Processor"]
     refused("cannot apply the engine's argument logits_processors to drafts", SAM, logits_processors=processors)
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(sys, "path", [*sys.path, folder]):

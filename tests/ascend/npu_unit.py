@@ -32,9 +32,7 @@ def check_rank_of_data_parallelism_names_the_history():
     """In 0.11; with 0.23 an engine has one."""
     from vllm_ascend.spec_decode import get_spec_decode_method
 
-    group = mock.patch(
-        "vllm.distributed.parallel_state.get_tp_group", lambda: types.SimpleNamespace(is_first_rank=True)
-    )
+    group = mock.patch("vllm.distributed.parallel_state.get_tp_group")  # whose rank is the first
     with tempfile.TemporaryDirectory() as folder, group:
         config = types.SimpleNamespace(
             speculative_config=types.SimpleNamespace(num_speculative_tokens=3, sam={"history": folder}),
@@ -55,14 +53,9 @@ def graph_sizes(method):
     model = types.SimpleNamespace(hf_config=types.SimpleNamespace(num_hidden_layers=48), architectures=["Qwen3"])
     speculative = types.SimpleNamespace(method=method, draft_model_config=model, num_speculative_tokens=1)
     parallel = types.SimpleNamespace(data_parallel_size=1, tensor_parallel_size=1, enable_expert_parallel=False)
-    update_aclgraph_sizes(
-        types.SimpleNamespace(
-            model_config=model,
-            parallel_config=parallel,
-            speculative_config=speculative if method else None,
-            compilation_config=compilation,
-        )
-    )
+    config = types.SimpleNamespace(model_config=model, parallel_config=parallel, compilation_config=compilation)
+    config.speculative_config = speculative if method else None
+    update_aclgraph_sizes(config)
     return len(compilation.cudagraph_capture_sizes)
 
 
@@ -97,16 +90,10 @@ def verifying_step(counts, drafts, logits, sampling):
     from vllm.v1.sample.sampler import Sampler
     from vllm_ascend.sample.rejection_sampler import AscendRejectionSampler
 
-    metadata = types.SimpleNamespace(
-        draft_token_ids=drafts,
-        num_draft_tokens=counts,
-        max_spec_len=max(counts),
-        target_logits_indices=None,
-        bonus_logits_indices=None,
-    )
+    metadata = types.SimpleNamespace(draft_token_ids=drafts, num_draft_tokens=counts, max_spec_len=max(counts))
+    metadata.target_logits_indices = metadata.bonus_logits_indices = None
     set_ascend_config()
-    sampler = Sampler()
-    rejection_sampler = AscendRejectionSampler(sampler, by_sam_core=True)
+    rejection_sampler = AscendRejectionSampler(Sampler(), by_sam_core=True)
     if OLD:
         return rejection_sampler.verify(metadata, logits, sampling).sampled_token_ids
     return rejection_sampler(metadata, None, logits, sampling).sampled_token_ids
@@ -116,17 +103,14 @@ def sampling_of(greedy, generators):
     """SamplingMetadata of requests that are greedy or not."""
     from vllm_ascend.sample.rejection_sampler import GREEDY_TEMPERATURE
 
+    not_asked = ("top_k", "top_p", "max_num_logprobs", "logprob_token_ids", "allowed_token_ids_mask")
     return types.SimpleNamespace(
+        **dict.fromkeys(not_asked),
         all_greedy=all(greedy),
         all_random=not any(greedy),
         temperature=torch.tensor([float(GREEDY_TEMPERATURE) if one else 1.0 for one in greedy]),
-        top_k=None,
-        top_p=None,
         generators=generators,
-        max_num_logprobs=None,
-        logprob_token_ids=None,
         no_penalties=True,
-        allowed_token_ids_mask=None,
         bad_words_token_ids={},
         logitsprocs=types.SimpleNamespace(argmax_invariant=[], non_argmax_invariant=[]),
     )
@@ -143,7 +127,7 @@ def step_of(counts, greedy, vocabulary=50):
     return counts, drafts, logits, sampling_of(greedy, generators)
 
 
-def check_rejection_sampler_waits_for_nothing():
+def check_a_step_waits_for_nothing():
     waits = {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "repeat_interleave"}
     for counts in ([3] * 32, [3, 0, 1, 2] * 8):
         for greedy in ([False] * 32, [True] * 32, [True, False] * 16):
@@ -155,7 +139,7 @@ def check_rejection_sampler_waits_for_nothing():
             assert len(operations.names) < 55, (greedy[:2], len(operations.names))
 
 
-def check_rejection_sampler_gives_the_loops_tokens():
+def check_a_step_gives_the_tokens_of_the_loops():
     sys.path.append(str(Path(__file__).parents[1] / "verify"))
     import loops
 
@@ -204,14 +188,10 @@ def check_upstreams_verification_returns_logprob_token_ids():
 
 
 def check_fused_moe_decoding_is_kept():
-    from vllm_ascend.utils import speculative_enable_dispatch_gmm_combine_decode
+    from vllm_ascend.utils import speculative_enable_dispatch_gmm_combine_decode as is_kept
 
-    kept = {
-        method: speculative_enable_dispatch_gmm_combine_decode(
-            types.SimpleNamespace(speculative_config=types.SimpleNamespace(method=method))
-        )
-        for method in ("sam", "medusa")
-    }
+    configs = {method: mock.Mock(**{"speculative_config.method": method}) for method in ("sam", "medusa")}
+    kept = {method: is_kept(config) for method, config in configs.items()}
     assert kept == {"sam": True, "medusa": False}, kept
 
 

@@ -15,19 +15,12 @@ NUM_EXPERTS = 8
 SIZES = {"max_model_len": 256, "max_num_seqs": 16}
 RECORD = {"enable_return_routed_experts": True}
 SPREAD = {"data_parallel_size": 2, "enable_expert_parallel": True, "front_end": "AsyncLLM"}
-GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]}
+SIZES_OF_GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]}
+GRAPHS = {"additional_config": {"enable_fused_mc2": 1}, "compilation_config": SIZES_OF_GRAPHS}
 FUSED, TWO_RANKS = "fused operator and graphs", "two tensor-parallel ranks each"
 ENGINES = {  # settings, experts of a layer that a rank holds, operator that exchanges tokens
-    FUSED: (
-        {"additional_config": {"enable_fused_mc2": 1}, "compilation_config": GRAPHS},
-        NUM_EXPERTS // 2,
-        "dispatch_ffn_combine",
-    ),
-    TWO_RANKS: (
-        {"tensor_parallel_size": 2},
-        NUM_EXPERTS // 4,
-        "npu_moe_distribute_dispatch_v2",
-    ),
+    FUSED: (GRAPHS, NUM_EXPERTS // 2, "dispatch_ffn_combine"),
+    TWO_RANKS: ({"tensor_parallel_size": 2}, NUM_EXPERTS // 4, "npu_moe_distribute_dispatch_v2"),
 }
 LENGTHS = [30 + 10 * i for i in range(7)]
 SEEDS = [{"temperature": 1.0, "seed": seed} for seed in range(7)]

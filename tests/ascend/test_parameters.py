@@ -7,24 +7,24 @@ With vLLM 0.11, where requests whose parameters change logits are not drafted; f
 import pytest
 from ascend_engine import OLD
 from engine_checks import speculated
-from parameters import KINDS, NOT_WITH_DRAFTS, requests
+from parameters import KINDS, requests, same_log_probabilities
 
 pytestmark = pytest.mark.skipif(not OLD, reason="test_schedules.py holds it")
-NOT_IN_0_11 = {"logprob_token_ids", "thinking_token_budget", "repetition_detection"}
-MADE = {kind: make for kind, make in (KINDS | NOT_WITH_DRAFTS).items() if kind not in NOT_IN_0_11}
 
 
-@pytest.mark.parametrize("kind", [*MADE, "all"])
+def log_probabilities(engine):
+    """Of each answer; see same_log_probabilities."""
+    return [answer and [dict(map(tuple, position)) for position in answer] for answer in engine.logprobs]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "all"])
 def test_answers_are_those_of_the_requests_alone(cpu, plain, sam, kind):
-    prompts, lengths, each = requests(kind, 2, MADE, flat=False)
+    prompts, lengths, each = requests(kind, KINDS, num=14, longest=70, temperature=0.0)
     alone = []
     for prompt, length, settings in zip(prompts, lengths, each, strict=True):
-        alone.append((*cpu.run([prompt], length, each=[settings]), *cpu.logprobs))
-    answers, logprobs = zip(*alone, strict=True)
+        alone.append((*cpu.run([prompt], length, each=[settings]), *log_probabilities(cpu)))
+    answers, expected = zip(*alone, strict=True)
     for engine in (plain, sam):
         assert engine.run(prompts, lengths, each=each, stagger=3) == list(answers)
-        for ours, theirs in zip(engine.logprobs, logprobs, strict=True):
-            assert (ours is None) == (theirs is None)
-            for mine, expected in zip(ours or (), theirs or (), strict=True):
-                assert dict(map(tuple, mine)) == pytest.approx(dict(map(tuple, expected)), abs=1e-4)
+        same_log_probabilities(log_probabilities(engine), expected)
     speculated(sam)

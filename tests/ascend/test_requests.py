@@ -24,14 +24,8 @@ def test_the_table_has_what_is_excluded():
     from vllm import SamplingParams
 
     values = {"logit_bias": {1: 1.0}, "bad_words": ["a"], "allowed_token_ids": [1], "min_tokens": 1}
-    excluded = {
-        name
-        for name in request_table.names("parameters")
-        if hasattr(SamplingParams(), name)
-        and exclusion_reason(SimpleNamespace(**{**defaults(SamplingParams), name: values.get(name, 0.5)}))
-    }
+    params = SamplingParams()
+    defaults = {name: getattr(params, name) for name in params.__struct_fields__}
+    given = {name: defaults | {name: values.get(name, 0.5)} for name in request_table.names("parameters")}
+    excluded = {name for name in given.keys() & defaults if exclusion_reason(SimpleNamespace(**given[name]))}
     assert excluded == set(request_table.names("parameters", "excluded"))
-
-
-def defaults(params):
-    return {name: getattr(params(), name) for name in params.__struct_fields__}

@@ -22,15 +22,8 @@ def network(small_heads):
 
 def greedy(network, prompt, tokens):
     """The answer of transformers."""
-    with torch.no_grad():
-        row = network.generate(
-            ids := torch.tensor([prompt]),
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
+    ids, fixed = torch.tensor([prompt]), {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    row = network.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **fixed)
     return row[0, len(prompt) :].tolist()
 
 

@@ -15,7 +15,7 @@ from request_table import table
 pytestmark = pytest.mark.skipif(
     OLD, reason="vLLM 0.11 does not verify drafts where its core is in the caller's process"
 )
-ROOT = HERE.parents[1]
+PROGRAM = HERE.parent / "common" / "schedules.py"
 SCHEDULES = {"cpu": 15, "npu": 2}
 """How many of them are run unless --schedules says so; over the stand-in one takes five times as long."""
 CASES = {"cpu": [], "npu": ["thinking budgets"]}
@@ -28,28 +28,19 @@ HAPPENED = ["aborts", "pause", "preemptions", "reset", "turns", "empty steps", "
 
 
 @pytest.fixture(scope="module")
-def processes(request):
-    """Those of both runners at the same time, if both are asked for."""
+def found(request):
+    """What schedules.py finds with a platform; with both at the same time, if both are asked for."""
     count, first = request.config.getoption("--schedules"), request.config.getoption("--first-schedule")
     asked = {item.callspec.params.get("platform") for item in request.session.items if hasattr(item, "callspec")}
-    program = str(ROOT / "tests" / "common" / "schedules.py")
-    return {
-        platform: start(
-            platform,
-            program,
-            *("--count", str(count or few), "--first", str(first), "--cases", *CASES[platform]),
-            environment=ENVIRONMENT,
-        )
-        for platform, few in SCHEDULES.items()
-        if platform in asked | {"cpu"}
-    }
+    processes = {}
+    for platform, few in SCHEDULES.items():
+        words = ("--count", str(count or few), "--first", str(first), "--cases", *CASES[platform])
+        if platform in asked | {"cpu"}:
+            processes[platform] = start(platform, str(PROGRAM), *words, environment=ENVIRONMENT)
 
-
-@pytest.fixture(scope="module")
-def found(processes):
     @functools.cache
     def printed(platform):
-        """What schedules.py found: where an arm differs, how often it saw what, and the cases by name."""
+        """Where an arm differs, how often it saw what, and the cases by name."""
         out, _ = processes[platform].communicate(timeout=36000)
         *others, last = map(json.loads, out.splitlines() or ["null"])
         assert last and "covered" in last, "schedules.py failed: see its standard error"
@@ -113,9 +104,7 @@ def test_parameters_are_drafted_as_the_table_says(found):
     """In patches/<pin set>/requests.toml. Every one of them is in a request, and those that are drafted had drafts
     accepted."""
     _, covered, _ = found("cpu")
-    held = [
-        group for section in ("parameters", "kinds") for group in table()[section] if __name__ in group.get("test", "")
-    ]
+    held = [group for group in table()["parameters"] + table()["kinds"] if __name__ in group.get("test", "")]
     drafted, refused = ({name for group in held for name in group.get(status, ())} for status in ("drafted", "refused"))
     missed = sorted(name for name in drafted if not covered.get(f"accepted {name}"))
     assert not missed, f"no draft of a request with {missed} was accepted"

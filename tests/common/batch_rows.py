@@ -14,19 +14,10 @@ def check_allowed_tokens_move(module, *block_sizes):
     batch, everything = module.InputBatch(4, 16, 16, torch.device("cpu"), False, 50, *block_sizes), list(range(50))
 
     def add(name, tokens):
-        batch.add_request(
-            module.CachedRequestState(
-                req_id=name,
-                prompt_token_ids=[1],
-                mm_features=[],
-                sampling_params=SamplingParams(allowed_token_ids=tokens),
-                pooling_params=None,
-                generator=None,
-                block_ids=([0],),
-                num_computed_tokens=0,
-                output_token_ids=[],
-            )
-        )
+        text = {"prompt_token_ids": [1], "output_token_ids": [], "num_computed_tokens": 0, "block_ids": ([0],)}
+        params = {"sampling_params": SamplingParams(allowed_token_ids=tokens), "pooling_params": None}
+        fixed = {"mm_features": [], "generator": None}
+        batch.add_request(module.CachedRequestState(req_id=name, **text, **params, **fixed))
 
     def allowed():
         batch.refresh_metadata()

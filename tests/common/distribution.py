@@ -25,13 +25,13 @@ def model_distribution(network):
 
 
 def chi_square_p_value(observed, expected):
-    """Cells expected fewer than 8 times are pooled."""
-    rare = expected < 8
-    observed = np.append(observed[~rare], observed[rare].sum())
-    expected = np.append(expected[~rare], expected[rare].sum())
-    statistic = ((observed - expected) ** 2 / expected).sum()
-    half_freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
-    return torch.special.gammaincc(half_freedom, torch.tensor(statistic / 2)).item()
+    """Of cells, or of rows of cells with a sum each. Those of a row that are expected fewer than 8 times are pooled."""
+    assert not observed[expected == 0].any(), "what cannot be was sampled"
+    rare, sums = expected < 8, np.count_nonzero(expected.sum(-1))
+    observed, expected = (np.append(each[~rare], (each * rare).sum(-1)) for each in (observed, expected))
+    observed, expected = observed[expected > 0], expected[expected > 0]
+    statistic, freedom = ((observed - expected) ** 2 / expected).sum(), len(expected) - sums
+    return torch.special.gammaincc(*torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)).item()
 
 
 def sample(engine, draws, at_once=8, each=None, **sampling):

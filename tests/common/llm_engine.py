@@ -5,6 +5,10 @@ from engine_checks import random_seed
 from sam_core.engines.vllm.step_log import StepLog
 from sessions import add_turn
 
+GREEDY = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+COLUMNS = ("start", "seconds", "running", "tokens", "drafted", "accepted")
+"""Of the StepLog's rows."""
+
 
 class Log(StepLog):
     """Counts preemptions as well; vLLM's own counters are those of the engine that was started last."""
@@ -58,7 +62,7 @@ class Engine:
         from vllm import SamplingParams
 
         lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
-        sampling = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | sampling
+        sampling = GREEDY | sampling
         self.log.path = "kept in memory"
         self.log._rows, self.log.preemptions = [], 0
         waiting = list(enumerate(prompts))
@@ -99,17 +103,8 @@ class Engine:
         name, answer = f"session {self.requests}", []
         self.requests += 1
         self.log.path, self.log._rows = "kept in memory", []
-        for turn, length in [
-            *zip(turns, max_tokens, strict=True),
-            ([], 1),
-        ]:  # as AsyncLLM._add_streaming_input_request does
-            params = SamplingParams(
-                temperature=0.0,
-                ignore_eos=True,
-                detokenize=False,
-                max_tokens=length,
-                output_kind=RequestOutputKind.DELTA,
-            )
+        for turn, length in zip([*turns, []], [*max_tokens, 1], strict=True):  # as AsyncLLM ends a session
+            params = SamplingParams(max_tokens=length, output_kind=RequestOutputKind.DELTA, **GREEDY)
             add_turn(self.engine, name, turn, params)
         while self.engine.has_unfinished_requests():
             for output in self.engine.step():
@@ -118,9 +113,7 @@ class Engine:
         return answer
 
     def count(self, column):
-        return sum(
-            row[("start", "seconds", "running", "tokens", "drafted", "accepted").index(column)] for row in self.rows
-        )
+        return sum(row[COLUMNS.index(column)] for row in self.rows)
 
     def stop(self):
         self.engine.engine_core.shutdown()

@@ -14,9 +14,8 @@ def cases():
 
     def ask(key, prompt, length, turns=(), embeds=False, **params):
         params = {"temperature": 0.0, "ignore_eos": True, "max_tokens": length} | params
-        return Ask(
-            key, str(key), prompt, params | ({"output_kind": "DELTA"} if turns else {}), 0, 0, None, list(turns), embeds
-        )
+        params |= {"output_kind": "DELTA"} if turns else {}
+        return Ask(key, str(key), prompt, params, 0, turns=list(turns), embeds=embeds)
 
     def with_threshold(threshold):  # with a small one, tokens are read late
         return setup | {"sam": setup["sam"] | {"threshold": threshold}}
@@ -39,13 +38,11 @@ def cases():
         """Eight requests of different lengths and arrivals, then again with the parameters of one another."""
         waves = []
         for number in range(2):
-            wave = [
-                ask(10 * number + at, [at, 9 - at, 3] * 3 + [THINK], 12 + 9 * (at % 4), **params_of(at + 3 * number))
-                for at in range(8)
-            ]
-            for at, each in enumerate(wave):
-                each.at = 2 * at
-            waves.append(wave)
+            waves.append([])
+            for at in range(8):
+                params, prompt = params_of(at + 3 * number), [at, 9 - at, 3] * 3 + [THINK]
+                waves[-1].append(ask(10 * number + at, prompt, 12 + 9 * (at % 4), **params))
+                waves[-1][-1].at = 2 * at
         return [Schedule(0, with_threshold(threshold), copy.deepcopy(waves), []) for threshold in (64, 3)]
 
     asked_for = ({"logprob_token_ids": [3, 40]}, {"logprobs": 2}, {}, {"logprob_token_ids": [7]})
@@ -62,12 +59,7 @@ def cases():
             for stop, last in itertools.product((30, 46), embeds)
         ],
         "prompt log-probabilities": [
-            Schedule(
-                0,
-                setup | {"tokens": 16 if at // 2 % 2 else 64},
-                [[ask(3, long, 9, prompt_logprobs=2), *beside]],
-                events,
-            )
-            for at, events in enumerate(resets)
+            Schedule(0, setup | {"tokens": tokens}, [[ask(3, long, 9, prompt_logprobs=2), *beside]], events)
+            for events, tokens in zip(resets, itertools.cycle([64, 64, 16, 16]), strict=False)
         ],
     }

@@ -29,19 +29,14 @@ def differs(ask, expected, got, verify):
         return None if got.aborted or all(answer.finish for answer in got.answers) else "an answer does not end"
     budget = None if ask.embeds else ask.params.get("thinking_token_budget")  # of embeddings no token is known
     for mine, theirs in zip(got.answers, expected.answers, strict=True):
-        if (
-            budget is not None
-            and STOP not in theirs.tokens[:budget]
-            and theirs.tokens[budget : budget + 1] not in ([], [STOP])
-        ):
+        if budget is not None and len(theirs.tokens) > budget and STOP not in theirs.tokens[: budget + 1]:
             return f"plain thinks beyond its budget of {budget}: {theirs.tokens}"
         for name in ("tokens", "text"):
             a, b = getattr(theirs, name), getattr(mine, name)
             if a != b:
                 at = first_difference(a, b)
-                return (
-                    f"{name} differ at {at}: plain {a[at : at + 8]!r} of {len(a)}, sam {b[at : at + 8]!r} of {len(b)}"
-                )
+                a, b = (f"{text[at : at + 8]!r} of {len(text)}" for text in (a, b))
+                return f"{name} differ at {at}: plain {a}, sam {b}"
         if (mine.finish, mine.stop) != (theirs.finish, theirs.stop):
             return f"ends by {mine.finish} {mine.stop!r}, not by {theirs.finish} {theirs.stop!r}"
         if problem := logprobs_differ(theirs.logprobs, mine.logprobs):
@@ -66,11 +61,8 @@ def logprobs_differ(expected, got):
     if (expected is None) != (got is None) or expected is not None and len(expected) != len(got):
         return f"{'none' if got is None else len(got)}, not {'none' if expected is None else len(expected)}"
     for at, (a, b) in enumerate(zip(expected or (), got or (), strict=True)):
-        if (a is None) != (b is None):
-            return f"entry {at} is {b}, not {a}"
-        if a is not None and (
-            a.keys() != b.keys() or any(abs(a[t][0] - b[t][0]) > 1e-3 or a[t][1] != b[t][1] for t in a)
-        ):
+        same = (a is None) == (b is None) and (a or {}).keys() == (b or {}).keys()
+        if not same or any(abs(a[t][0] - b[t][0]) > 1e-3 or a[t][1] != b[t][1] for t in a or ()):
             return f"entry {at} is {b}, not {a}"
     return None
 

@@ -14,18 +14,8 @@ from typing import Any
 from tiny_qwen3 import VOCAB
 
 EOS = VOCAB - 1
-WORDS = [
-    *string.ascii_lowercase,
-    *(a + b for a in "bdfgk" for b in "aeiou"),
-    "xyz",
-    "ab",
-    "cab",
-    "s ",
-    " t",
-    "é",
-    "THINK",
-    "STOP",
-]
+WORDS = [*string.ascii_lowercase, *(a + b for a in "bdfgk" for b in "aeiou"), "xyz", "ab", "cab", "s ", " t", "é"]
+WORDS += ["THINK", "STOP"]
 WORDS += [f"<{at}>" for at in range(len(WORDS), EOS)] + ["<eos>"]
 THINK, STOP = WORDS.index("THINK"), WORDS.index("STOP")
 MAX_LEN, BLOCK, MAX_SEQS = 160, 16, 16
@@ -77,6 +67,12 @@ def tokens(rng, least, most):
     return sorted(rng.sample(range(EOS), rng.randint(least, most)))
 
 
+def repetition(longest, count):
+    from vllm.sampling_params import RepetitionDetectionParams
+
+    return RepetitionDetectionParams(longest, 1, count)
+
+
 FAMILIES = {
     "repetition_penalty": lambda rng: {"repetition_penalty": rng.choice([1.02, 1.3])},
     "penalties": lambda rng: rng.choice(
@@ -105,9 +101,7 @@ FAMILIES = {
         "ignore_eos": False,
     },
     "output_kind": lambda rng: {"output_kind": rng.choice(["DELTA", "FINAL_ONLY"])},
-    "n": lambda rng: (
-        {"n": rng.randint(2, 3), "temperature": 1.0} | rng.choice([{}, {"top_k": 1}])
-    ),  # greedy ones may not
+    "n": lambda rng: {"n": rng.randint(2, 3), "temperature": 1.0} | rng.choice([{}, {"top_k": 1}]),  # never greedy
     "structured_outputs": lambda rng: {
         "structured_outputs": rng.choice(["[a-f]{40}", "(ba|de|f){5,30}"]),
         "ignore_eos": False,  # all that a grammar has after its end
@@ -117,7 +111,7 @@ FAMILIES = {
     "extra_args": lambda rng: {"extra_args": {"sam_group": rng.choice("xyz")}},
     "skip_reading_prefix_cache": lambda rng: {"skip_reading_prefix_cache": True},
     "thinking_token_budget": lambda rng: {"thinking_token_budget": rng.randint(0, 12)},
-    "repetition_detection": lambda rng: {"repetition_detection": [rng.randint(1, 8), 1, rng.randint(3, 6)]},
+    "repetition_detection": lambda rng: {"repetition_detection": repetition(rng.randint(1, 8), rng.randint(3, 6))},
     "routed_experts_prompt_start": lambda rng: {"routed_experts_prompt_start": 2},
     "min_p": lambda rng: {"temperature": 1.0, "min_p": 0.2},
     "logit_bias": lambda rng: {"logit_bias": {3: 2.0}},
@@ -174,10 +168,9 @@ def draw(seed):
 def enough_beside_sessions(asks):
     """Blocks for the longest request beside all sessions: vLLM takes none from a session that waits, and may stand
     still."""
-    longest = [
-        len(ask.prompt) + 20 + sum(len(prompt) + length for _, prompt, length in ask.turns) for ask in asks if ask.turns
-    ]
-    return sum(-(-length // BLOCK) for length in longest) + -(-MAX_LEN // BLOCK) + 1
+    turns = [[(0, ask.prompt, 20), *ask.turns] for ask in asks if ask.turns]
+    longest = [sum(len(prompt) + length for _, prompt, length in each) for each in turns] + [MAX_LEN]
+    return sum(-(-length // BLOCK) for length in longest) + 1
 
 
 def draw_prompt(rng):

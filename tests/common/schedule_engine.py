@@ -44,13 +44,11 @@ def readable(logprobs):
 def sampling(params):
     """The SamplingParams of an Ask's."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, StructuredOutputsParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     params = {**params, "output_kind": RequestOutputKind[params.get("output_kind", "CUMULATIVE")]}
     if "structured_outputs" in params:
         params["structured_outputs"] = StructuredOutputsParams(regex=params["structured_outputs"])
-    if "repetition_detection" in params:
-        params["repetition_detection"] = RepetitionDetectionParams(*params["repetition_detection"])
     return SamplingParams(**params)
 
 
@@ -64,18 +62,11 @@ class Engine:
 
         when, self.verify = arm.split() if arm else ("sync", "seeded")
         speculative = {"method": "sam", "num_speculative_tokens": MAX_K, "sam": {"verify": self.verify}}
+        sizes = {"max_model_len": MAX_LEN, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": 1024}
+        sizes |= {"block_size": BLOCK, "num_gpu_blocks_override": BLOCKS}
         arguments = EngineArgs(
-            model=str(model),
-            dtype="float32",
-            enforce_eager=True,
-            seed=0,
-            max_model_len=MAX_LEN,
-            max_num_seqs=MAX_SEQS,
-            max_num_batched_tokens=1024,
-            block_size=BLOCK,
-            num_gpu_blocks_override=BLOCKS,
-            enable_prefix_caching=arm is not None,
-            enable_prompt_embeds=True,
+            **{"model": str(model), "dtype": "float32", "enforce_eager": True, "seed": 0, **sizes},
+            **{"enable_prefix_caching": arm is not None, "enable_prompt_embeds": True},
             async_scheduling=when == "async",
             disable_log_stats=True,  # vLLM's counters by position are made once, for one k
             reasoning_config=ReasoningConfig(reasoning_start_str="THINK", reasoning_end_str="STOP"),
@@ -104,14 +95,10 @@ class Engine:
 
         def updating(planned, output):
             drafts = {name: draft for name, draft in planned.scheduled_spec_decode_tokens.items() if draft}
-            kind = (
-                "empty steps"
-                if not planned.num_scheduled_tokens
-                else "steps with drafts"
-                if drafts
-                else "steps without"
-            )
-            covered[kind] += 1
+            if drafts:
+                covered["steps with drafts"] += 1
+            else:
+                covered["steps without" if planned.num_scheduled_tokens else "empty steps"] += 1
             for name in drafts.keys() & output.req_id_to_index.keys() & scheduler.requests.keys():
                 self.verified[name] += 1
                 self.accepted[name] += len(output.sampled_token_ids[output.req_id_to_index[name]]) > 1
@@ -161,9 +148,8 @@ class Engine:
         """Results of all requests, by their keys."""
         self.results, self.current = {}, {}
         for number, wave in enumerate(schedule.waves):
-            self.run_wave(
-                wave, {step: what for at, step, what in schedule.events if at == number}, schedule.setup["drain"]
-            )
+            events = {step: what for at, step, what in schedule.events if at == number}
+            self.run_wave(wave, events, schedule.setup["drain"])
         for _ in range(MAX_STEPS):
             if self.is_idle():
                 return self.results

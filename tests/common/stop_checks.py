@@ -29,21 +29,15 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>", clean_up_tokenization_spaces=False)
 
 
-def row(position, token):
-    """Log-probabilities of a token of an answer."""
-    return [token, (token + 1) % VOCAB], [-0.25 * position, -9.0], 1 + position
-
-
 def rows(start, tokens):
-    """Those of a step, as the engine's core sends them."""
+    """Log-probabilities of a step's tokens, as the engine's core sends them."""
     import numpy as np
     from vllm.v1.outputs import LogprobsLists
 
-    found = [row(start + i, token) for i, token in enumerate(tokens)]
-    ids, logprobs, ranks = map(list, zip(*found, strict=True))
-    if "rows_per_request" in LogprobsLists._fields:  # 0.11
-        return LogprobsLists(ids, logprobs, ranks)
-    return LogprobsLists(np.array(ids), np.array(logprobs), np.array(ranks))
+    places = range(start, start + len(tokens))
+    parts = [[token, (token + 1) % VOCAB] for token in tokens], [[-0.25 * at, -9.0] for at in places], [*places]
+    old = "rows_per_request" in LogprobsLists._fields  # 0.11
+    return LogprobsLists(*(parts if old else map(np.array, parts)))
 
 
 def answer(tokens, sizes, end, experts, kind, interval, **sampling):
@@ -59,21 +53,17 @@ def answer(tokens, sizes, end, experts, kind, interval, **sampling):
     from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.metrics.stats import IterationStats
 
-    known = {field.name for field in msgspec.structs.fields(EngineCoreRequest)}
-    required = {field.name: None for field in msgspec.structs.fields(EngineCoreRequest) if field.required}
-    fields = {"request_id": "r", "external_req_id": "r", "prompt_token_ids": [2, 3, 4], "arrival_time": 0.0}
-    params = SamplingParams(logprobs=1, output_kind=RequestOutputKind[kind], **sampling)
-    request = EngineCoreRequest(
-        **required | {k: v for k, v in fields.items() if k in known} | {"sampling_params": params}
-    )
+    fields = {field.name: field.required for field in msgspec.structs.fields(EngineCoreRequest)}
+    given = {"request_id": "r", "external_req_id": "r", "prompt_token_ids": [2, 3, 4], "arrival_time": 0.0}
+    given["sampling_params"] = SamplingParams(logprobs=1, output_kind=RequestOutputKind[kind], **sampling)
+    request = EngineCoreRequest(**{name: given.get(name) for name in fields if fields[name] or name in given})
     processor = OutputProcessor(tokenizer(), log_stats=True)
     processor.stream_interval = interval
     processor.add_request(request, None)
     stats, received, aborted, at = IterationStats(), [], [], 0
     for size in sizes:
-        step = tokens[at : at + size]
-        last = at + size == len(tokens)
-        output = EngineCoreOutput("r", list(step), new_logprobs=rows(at, step), finish_reason=end if last else None)
+        step, reason = tokens[at : at + size], end if at + size == len(tokens) else None
+        output = EngineCoreOutput("r", list(step), new_logprobs=rows(at, step), finish_reason=reason)
         if experts:
             output.routed_experts = np.array([[[at + i]] for i in range(size)])
         done = processor.process_outputs([output], 1.0, stats)
@@ -81,10 +71,9 @@ def answer(tokens, sizes, end, experts, kind, interval, **sampling):
         aborted += done.reqs_to_abort
         at += size
     outputs = [output.outputs[0] for output in received]
-    delta = kind == "DELTA"
     if not outputs:
         return None
-    whole = outputs if delta else outputs[-1:]
+    whole = outputs if kind == "DELTA" else outputs[-1:]
     return {
         "text": "".join(output.text for output in whole),
         "tokens": [token for output in whole for token in output.token_ids],
@@ -125,12 +114,10 @@ def compare(rng, experts):
         assert several is None or not several[0]["finished"], (asked, one, several)
         return False
     assert several is not None and several[0] == one[0], (asked, tokens, sizes, one, several)
-    cut = one[0]["counted"] < len(tokens)
-    kept = one[0]["counted"]
+    kept, stopped = one[0]["counted"], isinstance(one[0]["reasons"][1], str)
     ended_by_core = end is not None and kept > len(tokens) - sizes[-1]
-    stopped = isinstance(one[0]["reasons"][1], str)
     assert several[1] == (["r"] if stopped and not ended_by_core else []), (asked, several)
-    return cut and kept not in itertools.accumulate(sizes)
+    return kept not in itertools.accumulate(sizes)
 
 
 def many(experts=False):
@@ -139,8 +126,7 @@ def many(experts=False):
     assert cut > 70, f"{cut} steps were cut: the check shows little"
 
 
-def check_steps_of_several_tokens_end_at_the_stop_string():
-    many()
+check_steps_of_several_tokens_end_at_the_stop_string = many
 
 
 def check_the_slow_detokenizer_ends_there_as_well():

@@ -25,33 +25,34 @@ import pytest
 import tiny_qwen3
 from cpu_engine import Engine
 from schedule_draws import WORDS
+from started import started
 from thinking import reasoning
 from triton_interpreter.device import simulate_device
 
 SEEDED = {"verify": "seeded", "threshold": 6}
 AUTO = {"verify": "seeded", "switch": "auto"}
-TIGHT = {
-    "max_num_batched_tokens": 48,
-    "block_size": 32,
-    "num_gpu_blocks_override": 11,
-    "enable_prefix_caching": False,
-}
+TIGHT = {"max_num_batched_tokens": 48, "block_size": 32, "num_gpu_blocks_override": 11, "enable_prefix_caching": False}
 """A cache of so few blocks that requests are preempted, and prompts in chunks of 48 tokens."""
 
 
-def pool_stats(worker):
-    """Runs in a worker: counters of the drafter's Pool."""
-    return worker.model_runner.speculator.proposer.pool.stats()
+def appended(engine):
+    """Tokens that the drafter's pool has had."""
+    return engine.engine.collective_rpc(lambda worker: worker.model_runner.speculator.proposer.pool.stats())[0][
+        "appended"
+    ]
 
 
-def note_answers(worker):
-    """Runs in a worker: from now on notes the answers that the drafter indexes."""
-    noting_pool.note_answers(worker.model_runner.speculator.proposer)
+def note_answers(engine):
+    """From now on notes the answers that the drafter indexes."""
+    engine.engine.collective_rpc(lambda worker: noting_pool.note_answers(worker.model_runner.speculator.proposer))
 
 
-def noted_answers(worker):
-    """Runs in a worker: what was noted since note_answers."""
-    return noting_pool.noted_answers(worker.model_runner.speculator.proposer)
+def noted_answers(engine):
+    """What was noted since note_answers, in order."""
+    noted = engine.engine.collective_rpc(
+        lambda worker: noting_pool.noted_answers(worker.model_runner.speculator.proposer)
+    )
+    return sorted(noted[0])
 
 
 def pause_at_random(worker, seed=0):
@@ -111,27 +112,15 @@ def plain(model, device):
     engine.stop()
 
 
-@pytest.fixture(scope="session")
-def synchronous(model, device):
-    engine = start(model, SEEDED | {"min_prob": 0.1}, async_scheduling=False)
-    yield engine
-    engine.stop()
+synchronous = started(start, sam=SEEDED | {"min_prob": 0.1}, async_scheduling=False)
 
 
-@pytest.fixture(scope="session")
-def asynchronous(model, device):
-    """Drafts up to 6 requests."""
-    engine = start(model, SEEDED, **TIGHT)
-    yield engine
-    engine.stop()
+asynchronous = started(start, sam=SEEDED, **TIGHT)
+"""Drafts up to 6 requests."""
 
 
-@pytest.fixture(scope="session")
-def auto(model, device):
-    """As `asynchronous`, with drafts of as many tokens as pay."""
-    engine = start(model, AUTO, k=5, **TIGHT | {"max_num_batched_tokens": 40})
-    yield engine
-    engine.stop()
+auto = started(start, sam=AUTO, k=5, **TIGHT | {"max_num_batched_tokens": 40})
+"""As `asynchronous`, with drafts of as many tokens as pay."""
 
 
 @pytest.fixture(scope="session")

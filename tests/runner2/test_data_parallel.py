@@ -6,25 +6,15 @@ import asyncio
 import client_checks
 import pytest
 from conftest import AUTO
+from sam_core.engines.vllm.plugin import front
+
+CLIENT = ["answers_to_a_prompt_share_an_engine", "other_choices_stay_first"]
 
 
-@pytest.fixture(autouse=True)
-def front():
-    from sam_core.engines.vllm.plugin import front
-
+@pytest.mark.parametrize("check", [*CLIENT, "vllm_chooses_by_load_without_shared_indexes"])
+def test_client(check):
     front.install()
-
-
-def test_answers_to_a_prompt_share_an_engine():
-    client_checks.check_answers_to_a_prompt_share_an_engine()
-
-
-def test_other_choices_stay_first():
-    client_checks.check_other_choices_stay_first()
-
-
-def test_vllm_chooses_by_load_without_shared_indexes():
-    client_checks.check_vllm_chooses_by_load_without_shared_indexes()
+    getattr(client_checks, f"check_{check}")()
 
 
 def test_both_engines_draft(model, device, plain, prompts):

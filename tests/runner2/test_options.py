@@ -32,15 +32,12 @@ def test_good_options_reach_the_config(model, device):
 
 
 def test_options_come_by_flags_and_dashes_too(model, device):
-    from vllm.engine.arg_utils import EngineArgs
-
-    arguments = {"model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True}
-    given = EngineArgs(spec_method="sam", spec_tokens=4, speculative_config={"sam": {"threshold": 2}}, **arguments)
-    config = given.create_engine_config().speculative_config
+    absent = {"num_speculative_tokens": None}
+    flags = {"spec_method": "sam", "spec_tokens": 4}
+    config = configure(model, {"threshold": 2}, method=None, speculative=absent, **flags).speculative_config
     assert config.sam == {"threshold": 2} and config.num_speculative_tokens == 4
-    twice = EngineArgs(spec_tokens=4, speculative_config={"method": "sam", "num-speculative-tokens": 3}, **arguments)
     with pytest.raises(ValueError, match="--spec-tokens and --speculative-config.'num_speculative_tokens'. exclude"):
-        twice.create_engine_config()
+        configure(model, None, speculative=absent | {"num-speculative-tokens": 3}, spec_tokens=4)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling parameters beside each other on the second runner: each answer is that of its request alone."""
 
-import functools
 import random
 
 import pytest
 import request_table
 from engine_checks import settled, speculated
-from parameters import KINDS, NOT_WITH_DRAFTS, Alone
+from parameters import KINDS, requests, same_log_probabilities
 from tiny_qwen3 import VOCAB
 
 QUICK = {"all", "min_p", "logit_bias"}
-REFUSED = "logprob_token_ids"
-ALL = [kind for kind in (*KINDS, *NOT_WITH_DRAFTS) if kind != REFUSED]
+ALL = (*KINDS, "flat_logprobs", "thinking_token_budget", "repetition_detection")
 FEW = [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in (*ALL, "all")]
 OTHERS = {
     "n": {"n": 2, "temperature": 1.0},
@@ -25,23 +23,29 @@ OTHERS = {
     "skip_reading_prefix_cache": {"skip_reading_prefix_cache": True},
     "extra_args": {"extra_args": {"sam_group": "x"}},
 }
-"""Parameters that are no kind of `parameters.requests`, with arguments that set them."""
+"""Parameters that are not in ALL, with arguments that set them."""
 
 
-@pytest.fixture(scope="module")
-def check():
-    return functools.partial(Alone().check, kinds=ALL)
+def log_probabilities(output):
+    """Of an answer and its prompt; see same_log_probabilities."""
+    return [
+        part and [position and {token: own.logprob for token, own in position.items()} for position in part]
+        for part in (output.outputs[0].logprobs, output.prompt_logprobs)
+    ]
 
 
 @pytest.mark.parametrize("kind", FEW)
-def test_answers_are_those_of_the_requests_alone(plain, synchronous, check, kind):
-    check([plain, synchronous], plain, kind, seed=1, stagger=2, few=True, temperature=0.7)
+def test_answers_are_those_of_the_requests_alone(plain, synchronous, asynchronous, kind):
+    prompts, lengths, each = requests(kind, ALL, num=7, longest=40, temperature=0.7)
+    alone = []
+    for prompt, length, settings in zip(prompts, lengths, each, strict=True):
+        alone.append((*plain.run([prompt], length, each=[settings]), log_probabilities(plain.outputs[0])))
+    answers, expected = zip(*alone, strict=True)
+    for engine in (plain, synchronous, asynchronous):
+        assert engine.run(prompts, lengths, each=each, stagger=2) == list(answers)
+        for output, theirs in zip(engine.outputs, expected, strict=True):
+            same_log_probabilities(log_probabilities(output), theirs)
     speculated(synchronous)
-
-
-@pytest.mark.parametrize("kind", FEW)
-def test_asynchronous_answers_are_those_of_the_requests_alone(plain, asynchronous, check, kind):
-    check([asynchronous], plain, kind, seed=1, stagger=2, few=True, temperature=0.7)
     speculated(asynchronous)
 
 

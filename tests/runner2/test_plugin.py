@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import vllm
@@ -36,10 +37,7 @@ def run(program, *args, timeout=300, **environment):
 @pytest.mark.parametrize("folder", [INSTALLED, *LATER], ids=lambda folder: folder.parent.name)
 def test_all_hooks_fit(folder):
     assert [*hooks.problems(folder)] == []
-
-
-def test_there_is_a_later_release():
-    assert LATER, "ci/setup-env puts one beside the installed release"
+    assert LATER, "ci/setup-env puts a later release beside the installed one"
 
 
 @pytest.mark.parametrize("hook", hooks.HOOKS, ids=lambda hook: f"{hook.owner}.{hook.name}")
@@ -88,11 +86,8 @@ def test_what_is_rebound_is_checked_before(device):
 
 def test_a_release_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
     shutil.copytree(INSTALLED / "config", tmp_path / "config")
-    with pytest.raises(
-        ValueError, match=r"knows vLLM 0.32 and 0.33 and does not fit the installed 0.99: engine/arg_u"
-    ) as e:
+    with pytest.raises(ValueError, match="does not fit the installed 0.99: engine/arg_.* leave speculative_config out"):
         hooks.check(tmp_path, "0.99")
-    assert "\n" not in str(e.value) and "or leave speculative_config out" in str(e.value)
 
 
 def test_the_hooks_of_an_installed_release_are_printed(tmp_path):
@@ -223,26 +218,18 @@ def test_why_verification_cannot_be_adaptive(changes, reason, device, monkeypatc
     assert found is None if reason is None else reason in found
 
 
-def test_auto_falls_back_to_a_schedule_by_batch_size(model, device, monkeypatch, caplog):
+def test_auto_falls_back_to_a_schedule_by_batch_size(model, device, monkeypatch):
     """As on a CPU, whose attention has no graphs; with data parallelism there is no such schedule."""
-    from sam_core.engines.vllm.plugin import front
-
     monkeypatch.setattr(front, "why_not_adaptive", device.why_not_adaptive)
-    speculative = {"num_speculative_tokens": 7}
-    with caplog.at_level(logging.WARNING, "vllm.sam_core"):
-        made = configure(model, {"switch": "auto"}, speculative=speculative).speculative_config
-    assert (
-        "chooses draft lengths by batch size instead of by request: vLLM's adaptive verification needs" in caplog.text
-    )
+    said, speculative = [], {"num_speculative_tokens": 7}
+    monkeypatch.setattr(front.LOGGER, "warning", lambda text, *parts: said.append(text % parts))
+    made = configure(model, {"switch": "auto"}, speculative=speculative).speculative_config
+    assert "by batch size instead of by request: vLLM's adaptive verification needs" in said.pop()
+    by_size = [(1, 8, 7), (9, 32, 7), (33, 128, 3), (129, 129, 0)]
+    assert [*map(tuple, made.num_speculative_tokens_per_batch_size)] == by_size
     assert not made.enable_adaptive_verification
-    assert [*map(tuple, made.num_speculative_tokens_per_batch_size)] == [
-        (1, 8, 7),
-        (9, 32, 7),
-        (33, 128, 3),
-        (129, 129, 0),
-    ]
     made = configure(model, {}, speculative=speculative, data_parallel_size=2).speculative_config
-    assert "verifies 3 tokens of each request, whatever runs: vLLM's adaptive verification needs" in caplog.text
+    assert "verifies 3 tokens of each request, whatever runs: vLLM's adaptive verification needs" in said.pop()
     assert made.num_speculative_tokens_per_batch_size is None and made.num_speculative_tokens == 3
 
 
@@ -261,28 +248,12 @@ def test_backends_are_asked_before_the_engine_starts(model, device, monkeypatch,
     from vllm.v1.attention import selector
     from vllm.v1.attention.backend import AttentionCGSupport
 
-    builder = types.SimpleNamespace(
-        get_cudagraph_support=lambda *args: AttentionCGSupport[support],
-        get_varlen_cudagraph_max_query_len=lambda *args: longest,
-    )
-    backend = types.SimpleNamespace(
-        supports_device_cpu_query_lens_mismatch=lambda: mismatch,
-        get_name=lambda: "FAKE",
-        get_builder_cls=lambda: builder,
-    )
-    from sam_core.engines.vllm.plugin import front
-
+    backend = mock.Mock(**{"supports_device_cpu_query_lens_mismatch.return_value": mismatch})
+    backend.get_name.return_value, builder = "FAKE", backend.get_builder_cls.return_value
+    builder.get_cudagraph_support.return_value = AttentionCGSupport[support]
+    builder.get_varlen_cudagraph_max_query_len.return_value = longest
     made = configure(model, {"switch": "auto"})
-    assert made.speculative_config.enable_adaptive_verification
     monkeypatch.setattr(selector, "get_attn_backend", lambda *args, **kwargs: backend)
     found = front._backend_problem(made)
     assert found is None if reason is None else reason in found
     assert made.speculative_config.enable_adaptive_verification, "it is as it was"
-
-    def fall_back(*args, **kwargs):
-        made.speculative_config.choose_by_batch_size()
-        return backend
-
-    monkeypatch.setattr(selector, "get_attn_backend", fall_back)
-    front._backend_problem(made)
-    assert not made.speculative_config.enable_adaptive_verification, "a fallback stays"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts of a drafter that waits for each step: the text is that of the second runner without speculation."""
 
+from conftest import appended
 from engine_checks import settled, speculated
 
 SAMPLED = [
@@ -28,25 +29,17 @@ def test_seeded_text_is_that_of_plain_runner_2(plain, synchronous, prompts):
     speculated(synchronous)
 
 
-def test_no_drafts_above_the_threshold(plain, synchronous, prompts):
-    lengths = [10, 16, 22, 28, 34, 40, 46, 52]
-    assert synchronous.run(prompts, lengths) == plain.run(prompts, lengths)
-    rows = synchronous.rows
-    assert all(after[4] == 0 for before, after in zip(rows, rows[1:], strict=False) if before[2] > 6)
-    assert any(row[4] > 0 for row in rows) and max(row[2] for row in rows) == 8
-
-
 def test_texts_end_where_the_answers_do(plain, synchronous, prompts):
     """At a stop token in the middle of a draft; what the step sampled behind it is in no index."""
     answers = plain.run(prompts[:3], 40)
     synchronous.run(prompts[:3], 40)  # so that drafts of the same answers go on behind their ends
     stops = [{"stop_token_ids": [answer[25 + i]]} for i, answer in enumerate(answers)]
     expected = plain.run(prompts[:3], 40, each=stops)
-    before = pool(synchronous)["appended"]
+    before = appended(synchronous)
     assert synchronous.run(prompts[:3], 40, each=stops) == expected
     speculated(synchronous)
     settled(synchronous)
-    assert pool(synchronous)["appended"] - before == sum(map(len, expected))
+    assert appended(synchronous) - before == sum(map(len, expected))
 
 
 def test_turns_of_a_session(plain, synchronous, asynchronous, prompts):
@@ -59,9 +52,3 @@ def test_turns_of_a_session(plain, synchronous, asynchronous, prompts):
             assert engine.run_session(turns, lengths) == expected
             accepted[engine] += engine.count("accepted")
     assert all(accepted.values())
-
-
-def pool(engine):
-    from conftest import pool_stats
-
-    return engine.engine.collective_rpc(pool_stats)[0]

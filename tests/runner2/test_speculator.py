@@ -77,29 +77,12 @@ class Steps:
             text = [*texts.tokens[row, : texts.ends[row]].tolist(), token]
             states.all_token_ids.gpu[i, : len(text)], states.total_len.gpu[i] = torch.tensor(text), len(text)
         self.speculator.observe_output(output)
-        batch = types.SimpleNamespace(
-            req_ids=list(sampled),
-            num_reqs=len(sampled),
-            idx_mapping=torch.arange(len(sampled)),
-        )
-        ones = torch.ones(len(sampled), dtype=torch.int32)
+        rows, ones = torch.arange(len(sampled)), torch.ones(len(sampled), dtype=torch.int32)
+        batch = types.SimpleNamespace(req_ids=list(sampled), num_reqs=len(sampled), idx_mapping=rows)
         self.speculator.propose(batch, num_sampled=ones, num_rejected=ones - 1, num_speculative_tokens=self._num_drafts)
 
     def answers(self):
         return noting_pool.noted_answers(self.speculator.proposer)
-
-
-def test_a_token_that_a_reset_drops_gives_way_to_another():
-    """The request goes on at once, and has as many tokens again when it drafts."""
-    steps = Steps()
-    steps.begin({"a": [1, 2]})
-    steps.end({"a": 3})
-    steps.begin()
-    steps.end({"a": 7})
-    steps.begin({"a": [1, 2, 3]}, preempted=["a"])
-    steps.end({"a": 9})
-    steps.begin(finished=["a"])
-    assert steps.answers() == [[3, 9]]
 
 
 @pytest.mark.parametrize("late", [False, True])

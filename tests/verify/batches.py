@@ -5,8 +5,13 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import torch
+from sam_core.seeds import request_key
 
 MAX_K = 8
+
+
+def keys_of(seeds):
+    return torch.tensor([request_key(seed) for seed in seeds])
 
 
 @dataclass
@@ -21,15 +26,6 @@ class Batch:
     @property
     def k(self):
         return max(self.counts)
-
-    @property
-    def vocabulary(self):
-        return self.probs.shape[1]
-
-    @property
-    def draft_rows(self):
-        """Rows of drafts, the others being those behind them: bool [R]."""
-        return torch.cat([torch.arange(count + 1) < count for count in self.counts])
 
 
 def mask(probs, kind, generator):
@@ -63,15 +59,10 @@ def batches(draw):
     probs = mask((torch.randn(rows, vocabulary, generator=generator) / temperature).softmax(1), masked, generator)
     drafts = torch.randint(0, vocabulary, (sum(counts),), generator=generator)
     uniform = torch.rand(rows, dtype=torch.float64, generator=generator)
-    batch = Batch(
-        counts,
-        drafts.to(ids),
-        probs,
-        torch.rand(len(counts), generator=generator) < greedy,
-        uniform,
-        torch.empty(len(counts), vocabulary).exponential_(generator=generator),
-    )
-    of_drafts = batch.draft_rows
+    is_greedy = torch.rand(len(counts), generator=generator) < greedy
+    q = torch.empty(len(counts), vocabulary).exponential_(generator=generator)
+    batch = Batch(counts, drafts.to(ids), probs, is_greedy, uniform, q)
+    of_drafts = torch.cat([torch.arange(count + 1) < count for count in counts])
     if aim != "any":
         batch.drafts = (probs.argmax(1) if aim == "best" else probs.argmin(1))[of_drafts].to(ids)
     if uniform_kind == "zero":

@@ -28,14 +28,12 @@ class Runner:
     num_spec_tokens, max_model_len = K, 64
 
     def __init__(self):
-        sam = {"rule": "newest", "switch": "batch", "min_prob": 0}
-        self.drafter = SamProposer(K, sam, max_model_len=self.max_model_len)
+        self.drafter = SamProposer(K, {"rule": "newest", "switch": "batch", "min_prob": 0}, max_model_len=64)
         self.drafter.make_uniform()
         params = SimpleNamespace(all_stop_token_ids=(), ignore_eos=False, max_tokens=None, min_tokens=0)
+        fixed = {"sampling_params": params, "prev_num_draft_len": 0}
         self.requests = {
-            name: SimpleNamespace(
-                num_prompt_tokens=len(text) - 1, output_token_ids=[-1], sampling_params=params, prev_num_draft_len=0
-            )
+            name: SimpleNamespace(num_prompt_tokens=len(text) - 1, output_token_ids=[-1], **fixed)
             for name, text in TEXTS.items()
         }
         rows = np.zeros((len(TEXTS), self.max_model_len), np.int32)
@@ -75,31 +73,27 @@ class Runner:
 
 
 @pytest.mark.parametrize(
-    "counts",
+    ("counts", "drafts"),
     [
-        {"a": K + 1, "b": 1, "c": K + 1},
-        {"a": K + 1, "b": K, "c": K + 1},
-        {"a": K + 1, "b": K + 1, "c": K + 1, "new": 2},
+        pytest.param({"a": K + 1, "b": 1, "c": K + 1}, {}, id="one has a grammar"),
+        pytest.param({"a": K + 1, "b": K, "c": K + 1}, {}, id="one has less room"),
+        pytest.param({"a": K + 1, "b": K + 1, "c": K + 1, "new": 2}, {}, id="the last tokens of a prompt"),
+        pytest.param({"a": K + 1, "b": 1, "c": K + 1, "new": 20}, {"a": [1, 2, 3], "c": [9, 8]}, id="a long prompt"),
+        pytest.param(dict.fromkeys("abc", K + 1), {"a": [1, 2, 3], "b": [4, 5, 6], "c": [9, 8, 8]}, id="all go on"),
+        pytest.param(dict.fromkeys("ac", K + 1), {"a": [1, 2, 3], "c": [9, 8, 8]}, id="one leaves"),
     ],
-    ids=["one has a grammar", "one has less room", "the last tokens of a prompt"],
 )
-def test_drafts_that_a_graph_cannot_verify_are_not_made(counts):
-    """Nor waited for, nor learned from as if they had been refused."""
+def test_which_drafts_are_verified(counts, drafts):
+    """In a graph each request verifies k tokens, some of them padding. What a graph cannot verify is not drafted, nor
+    waited for, nor learned from as if it had been refused."""
     runner = Runner()
     step = runner.begin(counts)
-    assert not step.scheduled_spec_decode_tokens and runner.waits == 0
-    assert step.num_scheduled_tokens == {"a": 1, "b": 1, "c": 1} | {name: 2 for name in counts if name == "new"}
-    stats = runner.drafter.stats()
-    assert stats["proposed"] == stats["padding"] == 0 and not runner.drafter._requests["drafted"].any()
-
-
-@pytest.mark.parametrize("names", ["abc", "ac"], ids=["all go on", "one leaves"])
-def test_in_a_graph_each_request_verifies_k_tokens(names):
-    runner = Runner()
-    step = runner.begin(dict.fromkeys(names, K + 1))
-    assert step.num_scheduled_tokens == dict.fromkeys(names, K + 1) and runner.waits == 1
-    assert step.scheduled_spec_decode_tokens["a"] == [1, 2, 3]
-    assert step.scheduled_spec_decode_tokens["c"] == [9, 8, 8], "two tokens and one of padding"
+    assert step.scheduled_spec_decode_tokens == drafts and runner.waits == bool(drafts)
+    planned = {name: 1 + len(drafts.get(name, ())) for name in counts}
+    assert step.num_scheduled_tokens == planned | {name: counts[name] for name in counts if name == "new"}
+    if not drafts:
+        stats = runner.drafter.stats()
+        assert stats["proposed"] == stats["padding"] == 0 and not runner.drafter._requests["drafted"].any()
 
 
 def test_an_id_that_comes_again_gets_nothing_that_is_in_flight():
@@ -115,11 +109,6 @@ def test_an_id_that_comes_again_gets_nothing_that_is_in_flight():
     runner.begin(dict.fromkeys("abc", 1))
     assert runner.waits == 0 and runner.input_batch.token_ids_cpu[0, 14] == TEXTS["a"][-1]
     assert row.tolist() == before, "what the step in flight sampled for the old text"
-
-
-def test_beside_a_prompt_drafts_keep_their_lengths():
-    step = Runner().begin({"a": K + 1, "b": 1, "c": K + 1, "new": 20})
-    assert step.scheduled_spec_decode_tokens == {"a": [1, 2, 3], "c": [9, 8]}
 
 
 def test_tokens_are_indexed_while_the_host_waits():
@@ -143,10 +132,9 @@ def texts_after(step, many, monkeypatch):
     """
     monkeypatch.setattr(runner1_async, "MANY_REQUESTS", many)
     rng, draw = np.random.default_rng(step), random.Random(step)
-    names, width = [str(number) for number in range(200)], 64
+    names, width, requests = [str(number) for number in range(200)], 64, {}
     batch_names = rng.permutation(names[:150]).tolist()
-    table = rng.integers(10, 30, (150, width)).astype(np.int32)
-    requests, starts = {}, rng.integers(20, width - 2, 200)
+    table, starts = rng.integers(10, 30, (150, width)).astype(np.int32), rng.integers(20, width - 2, 200)
     for number, name in enumerate(names[:190]):
         answered = int(rng.integers(0, 18))
         params = SimpleNamespace(
@@ -157,9 +145,8 @@ def texts_after(step, many, monkeypatch):
             min_tokens=int(rng.integers(0, 20)),
         )
         output = rng.integers(10, 30, answered).tolist() + [-1] * int(rng.integers(1, 3))
-        requests[name] = SimpleNamespace(
-            num_prompt_tokens=int(starts[number]) - answered, output_token_ids=output, sampling_params=params
-        )
+        requests[name] = SimpleNamespace(output_token_ids=output, sampling_params=params)
+        requests[name].num_prompt_tokens = int(starts[number]) - answered
     lengths = np.array([starts[int(name)] + 1 for name in batch_names])
     batch = SimpleNamespace(
         req_ids=batch_names,

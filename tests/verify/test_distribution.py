@@ -9,26 +9,20 @@ import collections
 import numpy as np
 import pytest
 import torch
+from batches import keys_of
+from distribution import chi_square_p_value
 from sam_core.proposer import SamProposer
-from sam_core.seeds import request_key
-from scipy import stats
 
 from sam_core import noise, verify
 
 TEXTS, PART, PADDED = 50_000, 10_000, 2_000
-K, PROMPT = 3, 6
-LENGTH = 3
-V = 6
+K, PROMPT, LENGTH, V = 3, 6, 3, 6
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 4 tokens, the last one not full: little noise to make for a small vocabulary."""
     monkeypatch.setattr(noise, "BLOCK", 4)
-
-
-def keys_of(seeds):
-    return torch.tensor([request_key(seed) for seed in seeds])
 
 
 def model():
@@ -98,23 +92,14 @@ def generate(mode, propose, first, part, prompt=0):
 
 
 def p_value(counts, expected):
-    """Chi-square; cells that expect fewer than 5 are one cell."""
-    small = expected < 5
-    counts = torch.cat([counts[~small], counts[small].sum()[None]]).double()
-    expected = torch.cat([expected[~small], expected[small].sum()[None]])
-    keep = expected > 0
-    assert counts[~keep].sum() == 0
-    return (
-        stats.chisquare(counts[keep].numpy(), expected[keep].numpy(), sum_check=False).pvalue if keep.sum() > 1 else 1
-    )
+    return chi_square_p_value(counts.numpy(), expected.numpy())
 
 
 def joint_p_value(texts):
     table = model().double()
     law = torch.einsum("a,ab,bc->abc", table[V], table[:V], table[:V]).flatten()
     cells = (texts * torch.tensor([V * V, V, 1])).sum(1)
-    counts = torch.bincount(cells, minlength=V**3)
-    return p_value(counts, law * len(texts)) if counts[law == 0].sum() == 0 else 0
+    return p_value(torch.bincount(cells, minlength=V**3), law * len(texts))
 
 
 @pytest.mark.parametrize("kind", ["best", "worst", "fixed"])
@@ -129,9 +114,8 @@ def test_joint_law_of_texts(mode, kind, small_blocks):
 
 def proposer_of(mode, is_uniform=True):
     """The real proposer, and what it proposes for PADDED texts, each from its own prompt: padding for the most part."""
-    proposer = SamProposer(
-        K, {"threshold": PADDED, "sources": ["request"], "rule": "newest", "verify": mode}, max_model_len=64
-    )
+    sam = {"threshold": PADDED, "sources": ["request"], "rule": "newest", "verify": mode}
+    proposer = SamProposer(K, sam, max_model_len=64)
     if is_uniform:
         proposer.make_uniform()
     names, prompts, decoding = [str(i) for i in range(PADDED)], [PROMPT + 1] * PADDED, [True] * PADDED
@@ -152,10 +136,8 @@ def test_padded_drafts_keep_the_joint_law(mode, small_blocks):
 
 def test_seeded_texts_are_the_same_padded_ragged_and_without_drafts(small_blocks):
     (padded, propose), (ragged, propose_ragged) = (proposer_of("seeded", is_uniform) for is_uniform in (True, False))
-    texts = [
-        generate("seeded", how, 7, PADDED, PROMPT)[0]
-        for how in (propose, propose_ragged, lambda rows, lengths: [[]] * len(rows))
-    ]
+    ways = propose, propose_ragged, lambda rows, lengths: [[]] * len(rows)
+    texts = [generate("seeded", way, 7, PADDED, PROMPT)[0] for way in ways]
     assert padded.stats()["padding_accepted"] > 0 == ragged.stats()["padding"] < ragged.stats()["proposed"]
     assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
 
@@ -165,12 +147,10 @@ def test_seeded_sample_over_many_blocks():
     probs = (2.5 * torch.randn(1000, generator=torch.Generator().manual_seed(4))).softmax(0)
     probs[300:420] = 0
     probs /= probs.sum()
-    counts = torch.zeros(1000, dtype=torch.int64)
-    for part in range(10):
-        keys = keys_of(range(part * 10_000, (part + 1) * 10_000))
-        sampled = noise.seeded_sample(probs.expand(10_000, -1), keys, torch.full((10_000,), 7, dtype=torch.int32))
+    counts, rows, positions = torch.zeros(1000, dtype=torch.int64), probs.expand(10_000, -1), torch.full((10_000,), 7)
+    for first in range(0, 100_000, 10_000):
+        sampled = noise.seeded_sample(rows, keys_of(range(first, first + 10_000)), positions)
         counts += torch.bincount(sampled, minlength=1000)
-    assert counts[300:420].sum() == 0
     assert p_value(counts, probs.double() * 100_000) > 1e-3
 
 
@@ -179,20 +159,18 @@ def test_seeded_sample_of_near_zero_probabilities():
     probs = torch.zeros(3 * noise.BLOCK)
     probs[5], probs[2 * noise.BLOCK :] = 1e-4, 1e-4 / noise.BLOCK
     probs[6] = 1 - probs.sum()
-    keys = keys_of(range(2000))
-    rare = torch.zeros(2)
+    keys, rows, rare = keys_of(range(2000)), probs.expand(2000, -1), torch.zeros(2)
     for position in range(100):
-        sampled = noise.seeded_sample(probs.expand(2000, -1), keys, torch.full((2000,), position))
+        sampled = noise.seeded_sample(rows, keys, torch.full((2000,), position))
         rare += torch.stack([(sampled == 5).sum(), (sampled >= 2 * noise.BLOCK).sum()])
     assert rare.tolist() == pytest.approx([20, 20], abs=16)
 
 
 def test_siblings_are_independent(small_blocks):
     """Two requests of one prompt at the same positions: the pair of samples has the product law."""
-    probs = model()[5]
-    positions = torch.arange(500, dtype=torch.int32)
-    rows = probs.expand(500, -1)
-    sampled = torch.stack([noise.seeded_sample(rows, key.expand(500), positions) for key in keys_of(range(250))])
+    probs, positions = model()[5], torch.arange(500, dtype=torch.int32)
+    keys, rows = keys_of(range(250)), probs.expand(500, -1)
+    sampled = torch.stack([noise.seeded_sample(rows, key.expand(500), positions) for key in keys])
     law = torch.outer(probs, probs).flatten().double()
     for a, b in ((sampled[1:], sampled[:-1]), (sampled[:, 1:], sampled[:, :-1])):
         counts = torch.bincount((a * V + b).flatten(), minlength=V * V)

@@ -44,13 +44,10 @@ def test_greedy_rows_beside_a_sampled_one(mode):
         )
         return sampling.verify_step(logits.clone(), drafts, counts, metadata, lambda logits, k, p: logits)[0]
 
-    everyone = torch.ones(REQUESTS, dtype=torch.bool)
-    alone = step(everyone)
+    everyone, is_greedy = torch.ones(REQUESTS, dtype=torch.bool), torch.arange(REQUESTS) % 5 != 0
+    alone, mixed, sampled = step(everyone), step(is_greedy), step(~everyone)
     assert alone.tolist() == [[V - 1] * (K + 1)] * REQUESTS
-    is_greedy = torch.arange(REQUESTS) % 5 != 0
-    mixed = step(is_greedy)
     assert torch.equal(mixed[is_greedy], alone[is_greedy])
-    sampled = step(~everyone)
     assert torch.equal(mixed[~is_greedy], sampled[~is_greedy]), "the others are drawn from the probabilities"
 
 

@@ -38,16 +38,13 @@ def steps(counts, device, greedy="none"):
     )
 
     def step(generators):
-        def run():
-            given = SimpleNamespace(**{**vars(metadata), "generators": generators()})
-            return sampling.verify_step(logits.clone(), drafts, counts, given, lambda logits, k, p: logits)[0]
-
-        return run
+        given = SimpleNamespace(**vars(metadata), generators=generators)
+        return sampling.verify_step(logits.clone(), drafts, counts, given, lambda logits, k, p: logits)[0]
 
     return {
-        "rejection": step(lambda: {}),
-        "rejection, own generators": step(lambda: {1: None, 3: None}),  # torch's for the device
-        "seeded": step(lambda: noise.Noise(range(batch), range(batch), counts, device)),
+        "rejection": lambda: step({}),
+        "rejection, own generators": lambda: step({1: None, 3: None}),  # torch's for the device
+        "seeded": lambda: step(noise.Noise(range(batch), range(batch), counts, device)),
         "seeded_sample": lambda: noise.seeded_sample(logits.softmax(1), drafts.new_ones(rows), drafts.new_ones(rows)),
         "per_row": lambda: verify.per_row(metadata.temperature, counts),
     }

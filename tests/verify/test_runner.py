@@ -18,15 +18,13 @@ def request(seed, length):
 
 def test_noise_of_a_step():
     requests = {"a": request(11, 4), "b": request(None, 0), "c": request(-3, 7), "d": request(None, 0)}
-    make = RequestNoise(0, torch.device("cpu"))
+    make, same, other = (RequestNoise(seed, torch.device("cpu")) for seed in (0, 0, 1))
     noise = make(["c", "a", "b"], requests, [2, 0, 1])
     keys = noise.keys.tolist()
-    assert keys[:2] == [request_key(-3), request_key(11)]
-    assert noise.first.tolist() == [7, 4, 0]
-    other = make(["d"], requests, None).keys[0]
-    assert keys[2] != other, "two requests without a seed share their noise"
-    assert RequestNoise(0, torch.device("cpu"))(["b"], requests, None).keys[0] == keys[2], "ranks differ"
-    assert RequestNoise(1, torch.device("cpu"))(["b"], requests, None).keys[0] != keys[2], "runs repeat each other"
+    assert keys[:2] == [request_key(-3), request_key(11)] and noise.first.tolist() == [7, 4, 0]
+    assert keys[2] != make(["d"], requests, None).keys[0], "two requests without a seed share their noise"
+    assert keys[2] == same(["b"], requests, None).keys[0], "ranks differ"
+    assert keys[2] != other(["b"], requests, None).keys[0], "runs repeat each other"
     probs = torch.rand(6, 300).softmax(1)
     places = [(0, 7), (0, 8), (0, 9), (1, 4), (2, 0), (2, 1)]  # request and position of each row
     rows, at = zip(*places, strict=True)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mode seeded: noise by (key, position, token) alone, and the same text whatever is drafted."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
-from batches import batches
+from batches import batches, keys_of
 from hypothesis import given, settings
 from sam_core.seeds import GAMMA, request_key
 from scipy import stats
@@ -27,10 +26,6 @@ def stream(key, position, length):
     """The words of a row, in plain integers."""
     state = mix(key + position * noise.STRIDE & MASK)
     return [mix(state + i * GAMMA & MASK) >> 32 & 2**31 - 1 for i in range(1, length + 1)]
-
-
-def keys_of(seeds):
-    return torch.tensor([request_key(seed) for seed in seeds])
 
 
 def words_of(keys, positions, length):
@@ -73,26 +68,18 @@ def test_exponentials():
     assert drawn[-2:].tolist() == [pytest.approx(24 * math.log(2), rel=1e-3)] * 2
 
 
-# ---- independence ---------------------------------------------------------------------------------------------------
-
-
 def independent(a, b, bits=4):
     """p-value of: the top bits, and the bottom ones, of two series of words form all pairs equally often."""
-    values = []
-    for shift in (31 - bits, 0):
-        pairs = ((a >> shift) % (1 << bits) << bits) + (b >> shift) % (1 << bits)
-        counts = torch.bincount(pairs.flatten(), minlength=1 << 2 * bits)
-        values.append(stats.chisquare(counts.numpy()).pvalue)
-    return min(values)
+    pairs = [((a >> shift) % (1 << bits) << bits) + (b >> shift) % (1 << bits) for shift in (31 - bits, 0)]
+    counts = [torch.bincount(each.flatten(), minlength=1 << 2 * bits).numpy() for each in pairs]
+    return min(stats.chisquare(each).pvalue for each in counts)
 
 
 def test_words_are_uniform_and_independent():
     """Of neighbouring seeds, positions and tokens, also at once, and of tokens that lie a block apart."""
     seeds, positions, length = 24, 44, 1024
-    grid = list(itertools.product(range(seeds), range(positions)))
-    words = words_of(
-        keys_of([seed - 4 for seed, _ in grid]), torch.tensor([position for _, position in grid]), length
-    ).view(seeds, positions, length)
+    keys = keys_of(range(-4, seeds - 4)).repeat_interleave(positions)
+    words = words_of(keys, torch.arange(positions).repeat(seeds), length).view(seeds, positions, length)
     ones = torch.stack([(words >> bit) % 2 for bit in range(31)]).sum((1, 2, 3))
     assert words[1:].numel() > 1_000_000
     assert ((ones - words.numel() / 2).abs() < 4.5 * math.sqrt(words.numel() / 4)).all()
@@ -109,8 +96,7 @@ def test_words_are_uniform_and_independent():
     found = {name: independent(*pair) for name, pair in pairs.items()}
     assert min(found.values()) > 1e-4, found
     rows = words.view(-1, length).double()
-    by_row = torch.corrcoef(rows[:400]) - torch.eye(400)
-    assert by_row.abs().max() < 6 / math.sqrt(length)
+    assert (torch.corrcoef(rows[:400]) - torch.eye(400)).abs().max() < 6 / math.sqrt(length)
 
 
 @pytest.mark.parametrize("stride", [1, GAMMA, noise.STRIDE, 1 << 32])
@@ -119,13 +105,9 @@ def test_seeds_in_any_progression(stride):
     seeds = [(i * stride) & MASK for i in range(1024)]
     words = words_of(keys_of(seeds), torch.full((1024,), 5), 256)
     again = words_of(keys_of(seeds), torch.full((1024,), 6), 256)
-    assert independent(words[1:], words[:-1]) > 1e-4
-    assert independent(again[:-1], words[1:]) > 1e-4
-    assert independent(again[1:], words[:-1]) > 1e-4
+    for neighbour, other in ((words[1:], words[:-1]), (again[:-1], words[1:]), (again[1:], words[:-1])):
+        assert independent(neighbour, other) > 1e-4
     assert len(torch.unique(words)) > 0.9998 * words.numel()
-
-
-# ---- samples --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("vocabulary", [7, 1024])
