@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links in the documentation lead somewhere, both languages have the same tables and commands, generated tables are
-current, and every recipe is listed."""
+"""Links lead somewhere, both languages have the same tables and commands, generated tables and figures are current."""
 
 import json
 import re
@@ -8,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -62,10 +62,9 @@ def record(name):
 
 def evidence_in_prose():
     """The figures of the record `evidence` in docs/results.md outside its tables, in the order of the text."""
-    sets = ("rl", "long", "math", "code")
-    cases = {}
+    cases = defaultdict(list)
     for row in record("evidence")["rows"]:
-        cases.setdefault((row["set"], row["world"], row["running"]), []).append(row)
+        cases[row["set"], row["world"], row["running"]].append(row)
 
     def arm(case, name):
         return next(row for row in cases[case] if row["arm"] == name or name in row["best_of"])
@@ -78,7 +77,7 @@ def evidence_in_prose():
         return max(peers, key=lambda row: row["pooled"][0])["auto_over"]
 
     def each(of, world, running=128):
-        return [of((name, world, running))[0] for name in sets]
+        return [of((name, world, running))[0] for name in ("rl", "long", "math", "code")]
 
     code, few = arm(("code", "h100", 128), "auto:15"), each(lead, "h100", 16)
     yield from each(gain, "h100")[:3] + each(lead, "h100")[:3]
@@ -89,11 +88,9 @@ def evidence_in_prose():
 
 
 def replay_in_prose():
-    """The figures of the README beside its table of evidence: of the real engine on an H100 and, with the plugin, on an
-    H200."""
-    plain, suffix, auto = (
-        record("engine-replay-h100")["arms"][arm]["seconds_by_batch"] for arm in ("plain@async", "suffix", "auto@async")
-    )
+    """The README's figures beside its table of evidence: of the engine on an H100 and, with the plugin, on an H200."""
+    arms = record("engine-replay-h100")["arms"]
+    plain, suffix, auto = (arms[arm]["seconds_by_batch"] for arm in ("plain@async", "suffix", "auto@async"))
     over_suffix = [theirs / ours for theirs, ours in zip(suffix, auto, strict=True)]
     yield from sorted(theirs / ours for theirs, ours in zip(plain, auto, strict=True))
     yield from (min(over_suffix), max(over_suffix))
@@ -103,12 +100,9 @@ def replay_in_prose():
 
 
 @pytest.mark.parametrize(
-    "page, begin, figures",
-    [
-        ("docs/results.md", "<!-- end evidence-gains -->", evidence_in_prose),
-        ("README.md", "<!-- end evidence -->", replay_in_prose),
-        ("README.zh.md", "<!-- end evidence -->", replay_in_prose),
-    ],
+    ("page", "begin", "figures"),
+    [("docs/results.md", "<!-- end evidence-gains -->", evidence_in_prose)]
+    + [(page, "<!-- end evidence -->", replay_in_prose) for page in ("README.md", "README.zh.md")],
 )
 def test_figures_in_prose_are_those_of_their_records(page, begin, figures):
     text = (ROOT / page).read_text().partition(begin)[2].partition("\n## ")[0]

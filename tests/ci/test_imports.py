@@ -72,13 +72,10 @@ def violations(source, module, is_package=False):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_point_downwards(package):
-    folder = PACKAGES[package]
+    folder, broken = PACKAGES[package], []
     assert any(folder.rglob("*.py"))
-    broken = [
-        violation
-        for path in sorted(folder.rglob("*.py"))
-        for violation in violations(path.read_text(), name(folder.parent, path), path.name == "__init__.py")
-    ]
+    for path in sorted(folder.rglob("*.py")):
+        broken += violations(path.read_text(), name(folder.parent, path), path.name == "__init__.py")
     assert not broken, "\n".join(broken)
 
 

@@ -11,10 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PIN_SETS = sorted(path.parent.name for path in ROOT.glob("patches/*/pins.toml"))
-QUICK, TORCH, (DEFAULT,) = (
-    re.search(rf"^{name} := (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1).split()
-    for name in ("QUICK_TESTS", "TORCH_TESTS", "DEFAULT")
-)
+MAKEFILE = dict(re.findall(r"^(\w+) := (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+QUICK, TORCH, (DEFAULT,) = (MAKEFILE[name].split() for name in ("QUICK_TESTS", "TORCH_TESTS", "DEFAULT"))
 
 
 def run(*command, cwd):
@@ -73,15 +71,6 @@ def test_quick_tests_that_read_pin_sets_pass_without_it(retired):
     assert re.search(r"\d\d passed", report)
 
 
-@pytest.mark.slow
-def test_tests_of_the_others_are_collected_without_it(retired):
-    tree, name = retired
-    for other in PIN_SETS:
-        python = ROOT / ".venvs" / other / "bin" / "python"
-        for folder in listed(other) if other != name and python.exists() else ():
-            run(python, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", folder, cwd=tree)
-
-
 @pytest.mark.parametrize("target", ["test", "plan-article", "lock", "research", "test-mutants"])
 def test_make_refuses_an_unknown_pin_set_before_it_does_anything(target):
     done = subprocess.run(["make", target, "PIN=vllm-9.9"], cwd=ROOT, capture_output=True, text=True)
@@ -101,8 +90,7 @@ def listed(name):
 
 
 def test_every_folder_of_tests_is_run():
-    """With .venvs/tools or in the environment of a pin set, as CONTRIBUTING.md says; those of a retired one by
-    nobody."""
+    """With .venvs/tools or in a pin set's environment, as CONTRIBUTING.md says; those of a retired one by nobody."""
     by_pin_sets = {folder for name in PIN_SETS for folder in listed(name)}
     run = {*QUICK, *TORCH} | by_pin_sets
     assert not set(QUICK) & set(TORCH) and not {*QUICK, *TORCH} & by_pin_sets

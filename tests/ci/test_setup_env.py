@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ci/setup-env on a copy of the repository's frame, with tiny pin sets served by a package index on this machine."""
 
+import contextlib
 import fcntl
 import hashlib
 import http.server
@@ -200,9 +201,8 @@ class Repo:
 
 @pytest.fixture
 def index():
-    index = Index()
-    yield index
-    index.close()
+    with contextlib.closing(Index()) as index:
+        yield index
 
 
 @pytest.fixture
@@ -353,19 +353,16 @@ def test_wrong_hash_is_not_installed(repo):
 
 
 def test_torch_from_another_index(repo):
-    other = Index()
-    try:
+    of_cuda = [repo.index.add(name) for name in ("nvidia-x", "cuda-y")]
+    repo.lock(repo.index.add("alpha"), *of_cuda, repo.index.add("torch", "2.11.0"))
+    with contextlib.closing(Index()) as other:
         other.add("torch", "2.11.0+cpu")
-        torch, cuda, toolkit = repo.index.add("torch", "2.11.0"), repo.index.add("nvidia-x"), repo.index.add("cuda-y")
-        repo.lock(repo.index.add("alpha"), cuda, toolkit, torch)
         assert "torch==2.11.0+cpu comes from TORCH_INDEX_URL" in repo.ok("tiny", TORCH_INDEX_URL=other.url)
         assert repo.python("import alpha, torch; print(torch.version)") == "2.11.0+cpu"
         assert repo.lacks("nvidia_x", "cuda_y")
         repo.ok("tiny")
         assert repo.python("import nvidia_x, torch; print(torch.version)") == "2.11.0"
         assert "does not go with" in repo.refused("tiny", "--offline", TORCH_INDEX_URL=other.url)
-    finally:
-        other.close()
 
 
 def test_two_calls_at_once_wait_for_each_other(repo):

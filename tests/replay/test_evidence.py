@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`evidence`: its data and their split, its rollouts against the replay, its statistics by hand, and the command on a
-few batches."""
+"""`evidence`: its data, its rollouts against the replay, its statistics by hand, and the command on a few batches."""
 
 import dataclasses
 import itertools
@@ -86,18 +85,11 @@ def test_a_rollout_takes_the_steps_of_the_replay():
         assert column(steps, "emitted").sum() == len(alone.response_ids)
 
 
-@pytest.mark.parametrize(
-    "arm, why",
-    [
-        ("auto", "unknown arm"),
-        ("batch:0/0/0/0", "never drafts"),
-        ("auto:3/3/3/3", "auto takes one K"),
-        ("suffix[depht=3]:3", "suffix has no parameter depht"),
-    ],
-)
-def test_what_is_no_arm_is_refused(arm, why):
-    with pytest.raises(LabError, match=why):
-        parse(arm)
+def test_what_is_no_arm_is_refused():
+    bad = {"auto": "unknown arm", "batch:0/0/0/0": "never drafts", "auto:3/3/3/3": "auto takes one K"}
+    for arm, why in (bad | {"suffix[depht=3]:3": "suffix has no parameter depht"}).items():
+        with pytest.raises(LabError, match=why):
+            parse(arm)
 
 
 def test_a_schedule_limits_drafts_by_running_requests():
@@ -132,11 +124,9 @@ def test_captured_graphs_take_k_drafts_of_every_request_or_none():
 def test_gains_by_hand():
     """Of requests whose steps take a second, as many as the batch takes seconds."""
     one = [int(name in ("emitted", "running", "rows")) for name in FIELDS]
-    plain, arm = (
-        [Rollout(np.array([one] * n, np.int64), np.array([[0, n - 1]])) for n in batches]
-        for batches in ((10, 20, 30), (5, 20, 20))
-    )
-    row = summary(plain, arm, FLAT, ["a", "b", "a"])
+    of_arms = (10, 20, 30), (5, 20, 20)
+    made = [[Rollout(np.array([one] * n, np.int64), np.array([[0, n - 1]])) for n in batches] for batches in of_arms]
+    row = summary(*made, FLAT, ["a", "b", "a"])
     assert row["pooled"] == [pytest.approx(60 / 45, abs=1e-3), 1, 1.6]  # resamples of one task alone: 20/20, 40/25
     assert row["worst"] == 1 and row["batches"] == 3
     assert pooled(np.array([6.0]), np.array([4.0])) == [1.5], "one task has no interval"

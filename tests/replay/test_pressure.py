@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance within a budget of memory, on the benchmark's own answers: it may not fall far below what the best plan
-that knows the answers reaches, nor below private requests in the same memory."""
+"""Acceptance within a budget of memory, beside the best plan that knows the answers and beside private requests."""
 
 import pytest
 

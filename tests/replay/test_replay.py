@@ -158,8 +158,7 @@ def oldest_full(text, k):
 
 @pytest.mark.parametrize("letters", [1, 3])
 def test_rule_oldest_full_drafts_what_its_definition_does(letters):
-    """Beside `oldest`, whose drafts end with the text where the first occurrence of the longest suffix lies near its
-    end."""
+    """`oldest` itself drafts less where the first occurrence of the longest suffix lies near the text's end."""
     rng, shorter = random.Random(letters), 0
     for _ in range(20):
         drafters, text = (AutomatonDrafter(full=True), SamDrafter(rule="oldest", sources=("request",))), [0]

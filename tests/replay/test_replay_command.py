@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab replay`: what it prints and writes, that it continues, and that it refuses bad input in one
-sentence."""
+"""`python -m sam_lab replay`: what it prints and writes, that it continues, and what it refuses in one sentence."""
 
 import json
 import subprocess
@@ -99,6 +98,5 @@ def test_replay_drafts_from_a_corpus(answers, tmp_path):
     words = ["--k", "4", "--context", "request", "--fold", "0/2"]
     build_corpus([answers], tmp_path / "made")
     corpora = [], ["--corpus", tmp_path / "made"], ["--corpus-from-others"]
-    gained = [run(answers, tmp_path / "o", *words, *more)[0]["tokens_per_step"] for more in corpora]
-    plain, with_own_answers, with_others = gained
-    assert with_own_answers > 1.5 * plain and with_others != plain
+    plain, own, others = (run(answers, tmp_path / "o", *words, *more)[0]["tokens_per_step"] for more in corpora)
+    assert own > 1.5 * plain and others != plain

@@ -43,11 +43,9 @@ def test_signal_ends_all_processes(tmp_path, send, number):
     script.write_text(COMMAND)
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    more = pipes | {"env": os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}}
     command = [sys.executable, script]
-    with subprocess.Popen(
-        command, text=True, preexec_fn=heard, start_new_session=True, env=environment, **pipes
-    ) as child:
+    with subprocess.Popen(command, text=True, preexec_fn=heard, start_new_session=True, **more) as child:
         assert child.stdout.readline() + child.stdout.readline() in ("0\n1\n", "1\n0\n")
         send(child.pid, number)
         out, err = child.communicate(timeout=20)

@@ -11,8 +11,7 @@ def i32(*values):
 
 
 def drafts(pool, rows, k=8, width=8, tree=False, index_later=False):
-    """Append rows, a list of (slot, tokens), in one call; return of each draft its tokens, parents, scores, sources and
-    match lengths, as lists."""
+    """Append rows of (slot, tokens) in one call; of each draft its tokens, parents, scores, sources, match lengths."""
     slots, counts = i32(*(slot for slot, _ in rows)), i32(*(len(tokens) for _, tokens in rows))
     tokens, starts = i32(*(token for _, tokens in rows for token in tokens)), None
     if len(tokens) % 2:  # a table whose rows lie apart, and what is not new in it is no token

@@ -15,8 +15,7 @@ def paths(tokens, parents):
 
 
 def offers_of(texts, string, share):
-    """(D, string with its next token) for each token that followed a string, where D is the share of a path: a suffix
-    tree counts for a node how often its string occurs."""
+    """(D, the share of its path, and the string with it) for each token that followed a string, by occurrences."""
     n = len(string)
     places = [(text, at + n) for text in texts for at in range(len(text) - n) if text[at : at + n] == string]
     counts = Counter(text[at] for text, at in places)

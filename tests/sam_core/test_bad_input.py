@@ -18,16 +18,11 @@ def good():
     return given | {"scores": np.full((2, 4), -1, np.float32), "lengths": i32(-1, -1)}
 
 
-def readonly(array):
-    copy = array.copy()
-    copy.flags.writeable = False
-    return copy
-
-
 def refuses_spoiled_arrays(call, given, outputs):
     for name, array in given.items():
         if isinstance(array, np.ndarray):
             apart = np.frombuffer(bytearray(array.nbytes + 1), array.dtype, array.size, offset=1).reshape(array.shape)
+            read_only = np.broadcast_to(array, array.shape)
             shorter = array[..., :-1].copy() if name != "counts" or "slots" in given else None
             for bad, error, message in (
                 (array.tolist(), TypeError, f"{name} must be an? {array.dtype} buffer, not list"),
@@ -36,7 +31,7 @@ def refuses_spoiled_arrays(call, given, outputs):
                 (shorter, ValueError, "has|add up|must lie"),
                 (np.repeat(array, 2, axis=-1)[..., ::2], BufferError, f"{name} must be contiguous .*and aligned"),
                 (apart if array.itemsize > 1 else None, BufferError, f"{name} must be contiguous .*and aligned"),
-                (readonly(array) if name in outputs else None, BufferError, f"{name} must be writable"),
+                (read_only if name in outputs else None, BufferError, f"{name} must be writable"),
             ):
                 if bad is not None:
                     with pytest.raises(error, match=message):
@@ -121,8 +116,8 @@ def test_append_and_close_refuse():
     for bad in (-1, 2**80, np.int64(-7)):
         with pytest.raises(ValueError, match=f"tokens is .*{bad}.*: token ids go from 0 to 2147483647"):
             pool.append(slot, bad)
+    pool.open([1], b"name")
     for group in (b"name", [1]):
-        pool.open([1], group if group == b"name" else "by_prompt")
         with pytest.raises(ValueError, match="group has . open slots?: close them before dropping it"):
             pool.drop(group)
     with pytest.raises(TypeError, match="append takes 2 arguments, slot and tokens, not 3"):
@@ -163,11 +158,9 @@ def test_pool_refuses(arguments, message):
         sam_core.Pool(**arguments)
 
 
-WRONG_TYPES = [{"memory_bytes": 1.5}, {"rule": 3}, {"sources": (3,)}, {"x": 1}, {"corpus": 3}, {"min_prob": "0.5"}]
-
-
 def test_pool_refuses_types():
-    for arguments in WRONG_TYPES:
+    wrong = {"memory_bytes": 1.5}, {"rule": 3}, {"sources": (3,)}, {"x": 1}, {"corpus": 3}, {"min_prob": "0.5"}
+    for arguments in wrong:
         with pytest.raises(TypeError):
             sam_core.Pool(**arguments)
     pool = sam_core.Pool(min_prob=0.25)
@@ -211,10 +204,7 @@ def ngrams():
 
 
 BAD_NGRAMS = [
-    (
-        {"memory": np.zeros(266, np.int32)},
-        "memory has 266 items, not 2, then 257 for each of its pages, then 2 for each",
-    ),
+    ({"memory": np.zeros(266, np.int32)}, "memory has 266 items, not 2, then 257 for each of its pages, then 2 for"),
     ({"totals": np.full(2, -1)}, "totals are -1 and -1: they must be 0 or more, the second at most 267"),
     ({"factors": np.zeros((8, 10), np.int64)}, "factors has 8 rows, not 9"),
     ({"starts": i32(0, -1)}, r"starts\[1\] is -1: it must lie between 0 and ends\[1\], 4"),
@@ -223,16 +213,13 @@ BAD_NGRAMS = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "sentence"), BAD_NGRAMS)
-def test_bad_ngrams_are_refused(changed, sentence):
-    given = ngrams() | changed
-    before = [np.copy(each) for each in given.values()]
-    with pytest.raises(ValueError, match=sentence):
-        _sam.append_ngrams(*given.values())
-    assert all(np.array_equal(*pair) for pair in zip(given.values(), before, strict=True))
-
-
-def test_ngrams_refuse_what_is_no_such_array():
+def test_bad_ngrams_are_refused():
+    for changed, sentence in BAD_NGRAMS:
+        given = ngrams() | changed
+        before = [np.copy(each) for each in given.values()]
+        with pytest.raises(ValueError, match=sentence):
+            _sam.append_ngrams(*given.values())
+        assert all(np.array_equal(*pair) for pair in zip(given.values(), before, strict=True))
     given = ngrams() | {"starts": i32(0, 0)}
     outputs = ("memory", "changed", "is_changed", "totals")
     refuses_spoiled_arrays(lambda changed: _sam.append_ngrams(*changed.values()), given, outputs)

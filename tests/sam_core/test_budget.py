@@ -4,6 +4,7 @@
 import json
 import logging
 import math
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -95,7 +96,7 @@ def test_equal_tokens_take_turns():
     scores, lengths, cost = np.full((7, 2), 0.5), np.full(7, 2, np.int32), Padded(np.random.default_rng(0))
     cost.size, cost.draft_context = 5, 0.0  # 13 drafts fill the padding
     got = [choose(scores, lengths, np.zeros(7), cost, turn=turn).lengths for turn in range(9)]
-    assert [n.tolist() for n in got] == [np.roll(got[0], turn).tolist() for turn in range(9)] and got[0].sum() == 13
+    assert got[0].sum() == 13 and np.array_equal(got, [np.roll(got[0], turn) for turn in range(9)])
 
 
 BINS = Calibration.NUM_BINS
@@ -122,8 +123,7 @@ def test_scores_that_promise_too_much_are_corrected():
 
 
 def test_what_became_of_the_last_drafts():
-    """Summed and counted one request after another; drafts of requests that are gone (slot -1) or gained nothing are
-    not counted."""
+    """Drafts of requests that are gone (slot -1) or gained nothing are not counted."""
     rng = np.random.default_rng(0)
     for batch, k in ((0, 3), (1, 1), (30, 5), (59, 2)):
         last, now = (rng.permutation(80)[:batch].astype(np.int32) for _ in range(2))
@@ -259,9 +259,8 @@ def test_an_engine_that_plans_ahead_plans_drafts_only_where_they_pay(uniform):
     machine.accept = machine.believed = 0.99
     machine.seconds = lambda rows: 0.1
     assert min(run(machine, 1000)) > 190 and machine.given.any()
-    assert BatchSwitch(8, logging.getLogger("test")).plans_drafts(8)
-    assert not BatchSwitch(8, logging.getLogger("test")).plans_drafts(9)
-    assert not BatchSwitch(8, logging.getLogger("test")).should_draft(8, planned=False)
+    batch = BatchSwitch(8, logging.getLogger("test"))
+    assert batch.plans_drafts(8) and not batch.plans_drafts(9) and not batch.should_draft(8, planned=False)
 
 
 @pytest.mark.parametrize("times", [0.4, 1.0, 3.0])
@@ -288,18 +287,16 @@ def test_what_a_switch_learned_starts_another_one_but_for_costs_of_another_machi
 def test_a_record_that_is_none_is_refused():
     switch = AutoSwitch(3, logging.getLogger("test"))
     nothing = switch.state()
-    samples = [[]], [[[0, 0, 0, 1]]], [[[1e308, 0, 0, 1]]]
-    bad = [None, *(nothing | {"cost": cost} for cost in ({}, *({"samples": of} for of in samples)))]
-    bad.append(nothing | {"calibration": {"offered": 24 * [math.nan], "accepted": 24 * [0]}})
     switch.restore(nothing)
-    for state in bad:
+    costs = {}, {"samples": [[]]}, {"samples": [[[0, 0, 0, 1]]]}, {"samples": [[[1e308, 0, 0, 1]]]}
+    bad = [{"cost": cost} for cost in costs] + [{"calibration": {"offered": 24 * [math.nan], "accepted": 24 * [0]}}]
+    for state in [None, *(nothing | changed for changed in bad)]:
         with pytest.raises(ValueError, match="no record"):
             switch.restore(state)
 
 
 def paused(steps, pauses, gap=300.0, read=0, **kwargs):
-    """A machine that has made steps, after some of which its engine made none for `gap` seconds; time without the
-    pauses. Its steps read prompts, but for the first 30."""
+    """A machine that has made steps, with pauses of `gap` seconds; they read prompts, but for the first 30."""
     machine, slept = Machine(k=3, accept=0.8, **kwargs), 0.0
     machine.switch.clock = lambda: machine.now + slept
     for step in range(steps):
@@ -313,16 +310,13 @@ def paused(steps, pauses, gap=300.0, read=0, **kwargs):
 def test_a_pause_is_not_learned_as_a_step(gap, read):
     """Wherever it comes: also in a step that explores, or before anything is known."""
 
-    def plain_seconds(machine):
-        cost = machine.switch.prompt_cost if read else machine.switch.cost
-        return cost.size_cost(2 + read)
-
+    cost = attrgetter("switch.prompt_cost" if read else "switch.cost")
     never = paused(200, (), batch=2, read=read)
     assert never.switch.steps_on > 50
     for at in (1, 7, 13, 31, 43, 61):
         once = paused(200, (at,), gap, batch=2, read=read)
         assert once.switch.steps_on > 0.93 * never.switch.steps_on - 2, at
-        assert plain_seconds(once) == pytest.approx(plain_seconds(never), rel=0.1)
+        assert cost(once).size_cost(2 + read) == pytest.approx(cost(never).size_cost(2 + read), rel=0.1)
         assert once.switch._credit > -3 * curve(2)
     often = paused(2000, range(0, 2000, 100), gap, batch=2, read=read)
     assert often.switch.steps_on > 0.93 * paused(2000, (), batch=2, read=read).switch.steps_on

@@ -33,14 +33,12 @@ PROGRAMS = {
     "test_table": ["test_table.c", "table.c"],
 }
 TARGETS = {target: [f"fuzz/{target}.c", *POOL] for target in ("fuzz_pool", "fuzz_files")}
+SEEDS = {target: sorted((HERE / "fuzz" / "seeds" / target).iterdir()) for target in TARGETS}
 OBJECTS = tempfile.TemporaryDirectory(prefix="sam_core-objects-")
 # Leaks are found by the tests' own allocator: LeakSanitizer does not run everywhere.
 ENVIRONMENT = os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-
-
 RELEASE = ["-O3", "-ffp-contract=off", "-fvisibility=hidden"]  # as in setup.py
 SHORT_OR_FULL = [pytest.param(["short"], id="short"), pytest.param([], id="full", marks=pytest.mark.slow)]
-FUZZING_SECONDS = 3  # of each run
 
 
 @functools.cache
@@ -53,8 +51,7 @@ def compile_c(source: Path, options: tuple[str, ...], compiler: str) -> str:
 
 
 def build(program: Path, sources: list[str], *options: str, compiler: str = CC) -> Path:
-    """Builds `program` of `sources`, paths below tests/sam_core or names of files of csrc, and failing_memory.c; fails
-    on a warning. Returns `program`."""
+    """Builds `program` of `sources`, files of this folder or of csrc, and failing_memory.c. Returns `program`."""
     paths = [HERE / name if (HERE / name).exists() else CSRC / name for name in [*sources, "failing_memory.c"]]
     run(compiler, "-pthread", *options, *(compile_c(path, options, compiler) for path in paths), "-o", program)
     return program
@@ -65,11 +62,6 @@ def run(*command: str | Path, **options) -> str:
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def seeds(target: str) -> list[Path]:
-    """The inputs that the repository holds for a fuzz target."""
-    return sorted((HERE / "fuzz" / "seeds" / target).iterdir())
 
 
 def need_program(name: str, package: str) -> str:
@@ -135,8 +127,8 @@ def test_no_data_races(length, tmp_path):
 @pytest.mark.parametrize("target", TARGETS)
 def test_seeds(target, tmp_path):
     need_sanitizers(tmp_path)
-    assert len(seeds(target)) > 20
-    run(build(tmp_path / target, [*TARGETS[target], "fuzz/replay.c"], *SANITIZE), *seeds(target), cwd=tmp_path)
+    assert len(SEEDS[target]) > 20
+    run(build(tmp_path / target, [*TARGETS[target], "fuzz/replay.c"], *SANITIZE), *SEEDS[target], cwd=tmp_path)
 
 
 @pytest.mark.slow
@@ -147,10 +139,9 @@ def test_fuzzing(target, tmp_path):
     need_sanitizers(tmp_path, clang, sanitize)
     flags = ["-O1", "-g", f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-sanitize-coverage=trace-cmp"]
     program = build(tmp_path / target, TARGETS[target], *flags, compiler=clang)
-    found = tmp_path / "found"
-    found.mkdir()
-    limits = [f"-max_total_time={FUZZING_SECONDS}", "-max_len=1024", "-len_control=0", "-seed=1"]
-    run(program, *limits, found, HERE / "fuzz" / "seeds" / target, cwd=tmp_path)
+    (tmp_path / "found").mkdir()
+    limits = ["-max_total_time=3", "-max_len=1024", "-len_control=0", "-seed=1"]  # seconds, bytes
+    run(program, *limits, tmp_path / "found", HERE / "fuzz" / "seeds" / target, cwd=tmp_path)
 
 
 @pytest.mark.slow
@@ -163,6 +154,6 @@ def test_programs_on_aarch64(program, aarch64, tmp_path):
 def test_drafts_and_files_are_the_same_on_aarch64(target, aarch64, tmp_path):
     need_sanitizers(tmp_path)
     sources = [*TARGETS[target], "fuzz/replay.c"]
-    there = run(*aarch64(tmp_path / "there", sources), *seeds(target), cwd=tmp_path)
-    here = run(build(tmp_path / "here", sources, *SANITIZE), *seeds(target), cwd=tmp_path)  # as test_seeds builds it
+    there = run(*aarch64(tmp_path / "there", sources), *SEEDS[target], cwd=tmp_path)
+    here = run(build(tmp_path / "here", sources, *SANITIZE), *SEEDS[target], cwd=tmp_path)  # as test_seeds builds it
     assert here == there and len(here) == 17  # a hash of all that was drafted and saved

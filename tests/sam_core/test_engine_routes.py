@@ -143,8 +143,7 @@ def test_routes_are_saved_while_no_request_is_in_flight(tmp_path, caplog):
 
 @pytest.mark.parametrize(("clients", "later"), [(2, 5), (3, 1)])
 def test_clients_with_the_same_first_engine_save_together(tmp_path, clients, later):
-    """Two engines behind several clients, of which some begin with the same engine; after a restart there are
-    others."""
+    """Two engines behind several clients, of which some begin with the same; after a restart there are others."""
     first, homes = [Client(2, 2 * n // clients, str(tmp_path)) for n in range(clients)], {}
     for prompt in range(12):
         homes[prompt] = first[prompt % clients].send(prompt=(7, prompt))
@@ -158,8 +157,8 @@ def test_clients_with_the_same_first_engine_save_together(tmp_path, clients, lat
 
 def test_a_prompt_that_another_client_moved_stays_there(tmp_path):
     Client(history=str(tmp_path)).end_all()
-    one, two = Client(history=str(tmp_path)), Client(history=str(tmp_path))
-    for client in (one, two):
+    one, two = clients = [Client(history=str(tmp_path)) for _ in range(2)]
+    for client in clients:
         assert client.send(prompt=(7, 0)) == 0
         client.end_all()
         client.routes._saved._timer._next = 0

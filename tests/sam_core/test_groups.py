@@ -22,9 +22,8 @@ def state(images=(), extra_args=None, prompt=(1, 2, 3)):
 
 def test_group_by_name_then_by_prompt_and_images():
     assert request_group(state()) == request_group(state(extra_args={"other": 1})) == BY_PROMPT
-    assert request_group(state(extra_args={"sam_group": "a"})) == request_group(
-        state(images=["x"], extra_args={"sam_group": "a"}, prompt=[9])
-    )
+    named = [state(images, {"sam_group": "a"}, prompt) for images, prompt in (((), [1, 2, 3]), (["x"], [9]))]
+    assert request_group(named[0]) == request_group(named[1])
     with_image = {request_group(state(images)) for images in (["x"], ["y"], ["x", "y"], ["xy"])}
     with_image |= {request_group(state(["x"], prompt=[1, 2])), request_group(state(extra_args={"sam_group": "x"}))}
     assert len(with_image) == 6

@@ -83,12 +83,9 @@ class Definition:
     def counted(self, number, k):
         text, drafted, sources = list(self.texts[number]), [], self._sources(number)
         while len(drafted) < k:
-            # A source in which the text's end does not stand, with or without a follower, is out for the rest of the
-            # draft.
-            ends = [[(other, at + 1) for other, at in source] if drafted else [] for source in sources]
-            sources = [
-                source for source, more in zip(sources, ends, strict=True) if self._longest(text, source + more)[0]
-            ]
+            # A source in which the text's end does not stand, followed or not, is out for the rest of the draft.
+            ends = [source + [(other, at + 1) for other, at in source if drafted] for source in sources]
+            sources = [source for source, end in zip(sources, ends, strict=True) if self._longest(text, end)[0]]
             matches = [self._longest(text, source) for source in sources]
             _, places = max(matches, key=lambda match: match[0], default=(0, []))
             followers = [other[position] for other, position in places]
@@ -99,31 +96,21 @@ class Definition:
             text.append(drafted[-1])
         return drafted
 
-    def draft(self, number, k):
-        return (self.counted if self.rule == "count" else self.copied)(number, k)
-
 
 TOKENS = st.lists(st.integers(0, 2), max_size=8)
-
-
 TEXTS = [[0, 1, 2, 0, 0, 1, 1, 2], [2, 2, 1, 0, 2, 0, 1], [1, 1, 1, 0]]
-
-
-@pytest.fixture(scope="module")
-def small_corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus") / "texts.corpus"
-    build_corpus(TEXTS, path)
-    return path
 
 
 @pytest.mark.parametrize("sources", [("request",), ("group",), ("request", "group")], ids="+".join)
 @pytest.mark.parametrize("rule", ["oldest", "newest", "count"])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_by_definition(small_corpus, rule, sources, data):
+def test_by_definition(tmp_path_factory, rule, sources, data):
     with_corpus = rule in COPYING and data.draw(st.booleans())
     by_prompt = data.draw(st.booleans())  # else no prompt begins with another's, which would stand in the group once
-    pool = sam_core.Pool(rule=rule, sources=sources, corpus=small_corpus if with_corpus else None)
+    corpus = tmp_path_factory.getbasetemp() / "texts.corpus"
+    build_corpus(TEXTS, corpus)
+    pool = sam_core.Pool(rule=rule, sources=sources, corpus=corpus if with_corpus else None)
     definition = Definition(rule, sources, by_prompt, TEXTS if with_corpus else ())
     prompt, slots = data.draw(TOKENS), []
     for number in range(data.draw(st.integers(1, 3))):
@@ -134,7 +121,7 @@ def test_by_definition(small_corpus, rule, sources, data):
     for number, tokens in data.draw(st.lists(st.tuples(st.sampled_from(range(len(slots))), TOKENS), max_size=12)):
         definition.append(number, tokens)
         draft, _, scores = ask(pool, slots[number], tokens)
-        expected = definition.draft(number, 8)
+        expected = (definition.counted if rule == "count" else definition.copied)(number, 8)
         assert draft == expected[: len(draft)]  # it may end early where its probability is too small for its 30 bits
         assert len(draft) == len(expected) or not scores or scores[-1] < 2**-18
 
@@ -145,8 +132,7 @@ SUFFIX_TEXT = st.lists(st.integers(0, MORE - 2), max_size=14)
 @settings(max_examples=150, deadline=None)
 @given(outputs=st.lists(SUFFIX_TEXT, max_size=4), prompt=SUFFIX_TEXT, answer=SUFFIX_TEXT, k=st.integers(1, 24))
 def test_suffix_drafts_what_the_papers_algorithm_does(outputs, prompt, answer, k):
-    """GenerateCandidateTree, with shares as fractions: of every suffix of the text in the request's own text and in all
-    of the group the best score wins."""
+    """GenerateCandidateTree with fractions: of all suffixes, in the request or the group, the best score wins."""
     pool = sam_core.Pool(rule="suffix", sources=("request", "group", "history"))
     # A first token of its own for each text: a prompt that begins as a text of its named group would continue it.
     outputs, text = [[100 + number, *output] for number, output in enumerate(outputs)], [99, *prompt, *answer]
@@ -176,11 +162,8 @@ def test_scores_are_calibrated_on_recorded_answers(rule, tree):
     The mix of blend is learned from all candidates, not from those that it drafts: of several too high ones a chain
     takes the highest.
     """
-    pool, drafted, done = (
-        sam_core.Pool(rule=rule),
-        [],
-        0,
-    )  # for each drafted token its score, and 1 if its path came true
+    pool, done = sam_core.Pool(rule=rule), 0
+    drafted = []  # for each token its score, and 1 if its path came true
     for prompt, answer in recorded("math-cot-groups8")[:80]:
         slot, at, new = pool.open(prompt), 0, []
         while at < len(answer):  # each step emits the accepted tokens and one more
@@ -194,8 +177,7 @@ def test_scores_are_calibrated_on_recorded_answers(rule, tree):
     bins = np.minimum(drafted[:, 0] * 10, 9).astype(int)
     means = [drafted[bins == number].mean(axis=0) for number in range(10)]
     assert np.bincount(bins).min() > 500
-    worst = max(abs(score - share) for score, share in means)
-    assert worst < (0.15 if rule == "blend" else 0.08), means
+    assert max(abs(score - share) for score, share in means) < (0.15 if rule == "blend" else 0.08), means
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
@@ -227,8 +209,7 @@ def test_common_drafts_what_only_others_said(sources):
     before = pool.stats()["by_source"]["common"]
     slot = pool.open([7, 8, 1], None)
     ((tokens, _, _, named, matches),) = drafts(pool, [(slot, [])], 4)
-    assert tokens == [2, 3, 4, 5] and matches == [0] * 4
-    assert [sam_core.SOURCES[source] for source in named] == ["common"] * 4
+    assert (tokens, named, matches) == ([2, 3, 4, 5], 4 * [sam_core.SOURCES.index("common")], 4 * [0])
     pool.append(slot, [2, 3, 9])
     after = pool.stats()["by_source"]["common"]
     gained = {name: after[name] - before[name] for name in after}

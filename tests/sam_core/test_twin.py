@@ -22,6 +22,7 @@ import sam_core
 
 SOURCES = [ALL, ALL, ("request", "group"), ("request",), ("group", "history"), ("request", "common")]
 PROMPTS = [(), (0,), (1, 1, 1), (0, 1, 0, 1, 2)]
+NAMES = [*PROMPTS, b"one", b""]
 KEYS = ["by_prompt", "by_prompt", b"one", b"", None]
 TOKENS = st.lists(st.sampled_from((0, 1, 2, 2**31 - 1)), max_size=6)
 
@@ -62,7 +63,7 @@ class Both:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "pool")
             self.c.save(path)
-            assert self.twin.learned().tobytes() in path.read_bytes()
+            assert self.twin.model.learned().tobytes() in path.read_bytes()
             loaded = sam_core.Pool.load(path)
         assert loaded._validate() is None and loaded.stats()["groups"] <= stats["groups"]
 
@@ -104,9 +105,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def answer(self, data, slot):
         """Tokens that a slot gains: those of its draft, what another text has somewhere, or any; and any more."""
-        others = st.sampled_from([*self.texts.values()]).flatmap(
-            lambda text: st.integers(0, len(text)).map(lambda n: text[n:])
-        )
+        texts = st.sampled_from([*self.texts.values()])
+        others = texts.flatmap(lambda text: st.integers(0, len(text)).map(lambda n: text[n:]))
         said = data.draw(st.just(self.drafts[slot]) | others | st.just([]))[: data.draw(st.integers(1, 9))]
         new = said + data.draw(TOKENS)
         self.texts[slot] += new
@@ -139,7 +139,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.ended += [self.texts[slot]] if self.keys[slot] == b"one" else []
         del self.texts[slot], self.keys[slot], self.drafts[slot]
 
-    @rule(key=st.sampled_from([*PROMPTS, b"one", b""]))
+    @rule(key=st.sampled_from(NAMES))
     def drop(self, key):
         if key not in self.keys.values():
             self.both.same("drop", key)
@@ -154,7 +154,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.both.compare()
         for slot in self.texts:
             self.both.same("close", slot)
-        for key in [*PROMPTS, b"one", b""]:
+        for key in NAMES:
             self.both.same("drop", key)
         stats = self.both.c.stats()
         assert [stats[name] for name in ("bytes_used", "groups", "tokens", "slots_open")] == [self.empty, 0, 0, 0]

@@ -238,17 +238,15 @@ def engine_replay(folder, batches, settings, seconds_of):
 
 def test_predicts_an_engine_replay(tmp_path, capsys):
     """A batch that the cost was not fitted to, within 15 %: the cost is a formula here, answers and drafts are real."""
-    settings = {
-        "answers": str(DATA / "math-cot-groups8.jsonl.gz"), "groups": 4, "per_group": 3, "batches": 2, "learn": 0,
-        "tokens": 900, "seed": 0, "max_seqs": 32, "tail": 8, "part": None,
-    }  # fmt: skip
+    settings = {"answers": str(DATA / "math-cot-groups8.jsonl.gz"), "groups": 4, "per_group": 3, "batches": 2}
+    settings |= {"learn": 0, "tokens": 900, "seed": 0, "max_seqs": 32, "tail": 8, "part": None}
     noise = random.Random(0)
-    path = engine_replay(
-        tmp_path,
-        choose(settings["answers"], argparse.Namespace(**settings)),
-        settings,
-        lambda rows, context: (0.08 + 0.007 * max(0, rows - 6) + 4e-6 * context) * noise.uniform(0.98, 1.02),
-    )
+
+    def seconds_of(rows, context):
+        return (0.08 + 0.007 * max(0, rows - 6) + 4e-6 * context) * noise.uniform(0.98, 1.02)
+
+    batches = choose(settings["answers"], argparse.Namespace(**settings))
+    path = engine_replay(tmp_path, batches, settings, seconds_of)
     assert main(["plan", "--steps", str(path), "--json", str(tmp_path / "out.json")]) == 0
     found = json.loads((tmp_path / "out.json").read_text())
     rows = found["rows"]

@@ -8,6 +8,7 @@ slow. What can be read is the same: states, counts, places and the order in whic
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,16 +24,12 @@ class State:
 
     length: int  # tokens in the longest string
     end: Place | None  # where the longest string ended first
-    link: State | None = (
-        None  # of the next shorter suffixes, which end at more places; None for the root, the empty string
-    )
+    link: State | None = None  # of the next shorter suffixes, which end at more places; None: the empty string
     edges: dict[int, State] = field(default_factory=dict)  # token -> the longest string with it, in order of creation
     counts: dict[int, int] = field(default_factory=dict)  # token -> how often it followed
     best: int = -1  # the token that followed most often, the newest on a tie
     place: Place | None = None  # of the token that followed last (of an "oldest" index: first)
-    again: bool = (
-        False  # whether the strings occurred again, or other texts branch off here; the C has a node of it then
-    )
+    again: bool = False  # whether the strings occurred again or other texts branch off here: the C has a node of it
 
     @property
     def marks(self) -> int:
@@ -56,7 +53,7 @@ class Index:
         self.texts = texts
         self.root = State(0, None)
         self.appended = 0
-        self.came: dict[int, int] = {}
+        self.came: Counter[int] = Counter()
         self.frequent: list[tuple[int, int]] = []  # (token, count), the most frequent first, the newest first on a tie
 
     def append(self, last: State, text: int, position: int, older: bool = False) -> State:
@@ -68,14 +65,10 @@ class Index:
         state = self._extend(last, token, (text, position))
         self._mark(last, token, (text, position), older)
         self.appended += 1
-        self.came[token] = self.came.get(token, 0) + 1
-        self._rank_frequent(token, self.came[token], older)
-        return state
-
-    def branch(self, state: State) -> State:
-        """Let another text begin as the text of `state`; return its state."""
-        if state is not self.root:
-            state.again = True
+        self.came[token] += 1
+        others = [entry for entry in self.frequent if entry[0] != token]
+        others.insert(sum(count + older > self.came[token] for _, count in others), (token, self.came[token]))
+        self.frequent = others[:FREQUENT]
         return state
 
     def _extend(self, last: State, token: int, place: Place) -> State:
@@ -122,20 +115,6 @@ class Index:
                 if takes:
                     state.place = place
             state = state.link
-
-    def _rank_frequent(self, token: int, count: int, older: bool) -> None:
-        entries = self.frequent
-        if len(entries) == FREQUENT and count < entries[-1][1] + older:
-            return
-        known = next((i for i, (other, _) in enumerate(entries) if other == token), None)
-        if known is not None:
-            entries.pop(known)
-        elif len(entries) == FREQUENT:
-            entries.pop()
-        at = len(entries)
-        while at and entries[at - 1][1] + older <= count:
-            at -= 1
-        entries.insert(at, (token, count))
 
     # ---- reading
 

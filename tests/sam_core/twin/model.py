@@ -52,15 +52,14 @@ LIMIT = 255
 MOST_WEIGHT = 1 << 20  # either way
 ONE = 1 << 12  # probability 1
 
-_MEAN_ONE = (1 << 22) - 1
 _SQUASH = (1, 2, 4, 6, 10, 17, 27, 45, 74, 120, 194, 310, 488, 747, 1101, 1546, 2048)
 _SQUASH += (2550, 2995, 3349, 3608, 3786, 3902, 3976, 4022, 4051, 4069, 4079, 4086, 4090, 4092, 4094, 4095)
 _LENGTH_CLASSES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 48)  # the largest length of each class but the last
-_COARSE_CLASSES = (0, 1, 2, 4, 8, 16)
+COARSE_CLASSES = (0, 1, 2, 4, 8, 16)
 _COUNT_CLASSES = (0, 1, 2, 3, 5, 10, 30)
 
 
-def _class_of(value: int, largest: tuple[int, ...]) -> int:
+def class_of(value: int, largest: tuple[int, ...]) -> int:
     return bisect.bisect_left(largest, value)
 
 
@@ -76,14 +75,9 @@ STRETCH = [bisect.bisect_left(range(-2047, 2047), p, key=squash) - 2047 for p in
 """The inverse of squash, by probability of 12 bits."""
 
 
-def coarse_class(length: int) -> int:
-    """Coarse class of a match length, 0 .. CLASSES - 1."""
-    return _class_of(length, _COARSE_CLASSES)
-
-
 def first_cell(source: int, rank: int, length: int) -> int:
     """Number of the first cell of a match of `length` tokens."""
-    return ((source * RANKS + rank) * LENGTHS + _class_of(length, _LENGTH_CLASSES)) * COUNTS * COUNTS * 2
+    return ((source * RANKS + rank) * LENGTHS + class_of(length, _LENGTH_CLASSES)) * COUNTS * COUNTS * 2
 
 
 def cell(count: int, marks: int, newest: bool) -> int:
@@ -92,7 +86,7 @@ def cell(count: int, marks: int, newest: bool) -> int:
     newest: whether it followed the latest of them.
     """
     rest = max(marks - count, 0)
-    return (_class_of(count, _COUNT_CLASSES) * COUNTS + _class_of(rest, _COUNT_CLASSES)) * 2 + newest
+    return (class_of(count, _COUNT_CLASSES) * COUNTS + class_of(rest, _COUNT_CLASSES)) * 2 + newest
 
 
 def share_cell(count: int, total: int) -> int:
@@ -151,7 +145,7 @@ def divided(value: int, by: int) -> int:
 def updated(entry: int, outcome: bool) -> int:
     """An adaptive mean after one more outcome."""
     mean, seen = entry >> 10, entry & 1023
-    mean += divided(((_MEAN_ONE if outcome else 0) - mean) * 2, 2 * seen + 3)
+    mean += divided((((1 << 22) - 1 if outcome else 0) - mean) * 2, 2 * seen + 3)
     return mean << 10 | min(seen + 1, LIMIT)
 
 
@@ -200,9 +194,7 @@ class Model:
 
     def learned(self) -> npt.NDArray[np.uint32]:
         """All tables, one behind the other as in the C."""
-        weights = np.array(self.weights, np.int32).reshape(-1).view(np.uint32)
-        cells, tokens = np.array(self.cells, np.uint32), np.array(self.tokens, np.uint32).reshape(-1)
-        followers = [
-            (token, key << 16 | asked << 8 | seen) for table in self.followers for token, key, asked, seen in table
-        ]
-        return np.concatenate([cells, tokens, weights, np.array(followers, np.uint32).reshape(-1)])
+        entries = [entry for table in self.followers for entry in table]
+        followers = [(token, key << 16 | asked << 8 | seen) for token, key, asked, seen in entries]
+        tables = self.cells, self.tokens, self.weights, followers
+        return np.concatenate([np.array(table, np.int64).astype(np.uint32).ravel() for table in tables])

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from sam_core.corpus import Corpus
 
 from twin import rules
@@ -33,7 +32,6 @@ class _Work:
 class _Text:
     def __init__(self, prompt: list[int]) -> None:
         self.tokens, self.prompt_size = list(prompt), len(prompt)
-        self.number = -1  # among its group's texts
         self.open, self.removed, self.freed = True, False, False
         self.drop_index()
 
@@ -62,12 +60,10 @@ class _Group:
         kept = [text for text in self.texts if not text.removed]
         self.past = sum(text in kept for text in self.texts[: self.past])
         self.texts = kept
-        for number, text in enumerate(self.texts):
-            text.number = number
+        for text in kept:
             text.drop_index()
 
     def enter(self, text: _Text) -> None:
-        text.number = len(self.texts)
         self.texts.append(text)
         if self.index:
             self.index.texts.append(text.tokens)
@@ -102,20 +98,10 @@ class _Group:
         if text.removed and text.state is None and not text.due:
             if self.index:  # numbers stay as long as an index has them
                 text.tokens, text.freed = [], True
-                self.index.texts[text.number] = text.tokens
+                self.index.texts[self.texts.index(text)] = text.tokens
             else:
-                self.past -= text.number < self.past
+                self.past -= self.texts.index(text) < self.past
                 self.texts.remove(text)
-                for number, other in enumerate(self.texts):
-                    other.number = number
-
-    def leave(self) -> None:
-        self.open -= 1
-        if self.open:
-            return
-        if any(text.removed for text in self.texts):
-            self.drop_index()
-        self.past = len(self.texts)
 
     def is_worthwhile(self) -> bool:
         """Whether the group should have an index."""
@@ -137,40 +123,41 @@ class _Group:
         """Feed the other texts: those that grew, then closed ones, the newest first."""
         while self.index and self.due and work.left > 0:
             text = self.due[0]
-            if not text.removed:
-                self._feed(text, work, False)
-                if text.state is None or text.fed < len(text.tokens):
-                    return
+            if not text.removed and not self._feed(text, work, False):
+                return
             self.due.pop(0).due = False
         while self.index and self.next_past and work.left > 0:
             text = self.texts[self.next_past - 1]
-            if not (text.open or text.due or text.removed or (text.state and text.fed == len(text.tokens))):
-                self._feed(text, work, True)
-                if text.state is None or text.fed < len(text.tokens):
-                    return
+            fed = text.open or text.due or text.removed or (text.state and text.fed == len(text.tokens))
+            if not fed and not self._feed(text, work, True):
+                return
             self.next_past -= 1
 
-    def _feed(self, text: _Text, work: _Work, older: bool) -> None:
+    def _feed(self, text: _Text, work: _Work, older: bool) -> bool:
+        """Whether the index has all of a text now."""
         if self.prompt is None:
             if self.carrier is None:
                 self.carrier = text
                 text.state = self.index.root
             self._extend(self.carrier, self.carrier.prompt_size, work, False)
             if self.carrier.fed < self.carrier.prompt_size:
-                return
+                return False
             self.prompt = self.carrier.state
         if text.state is None:
             prompt = self.carrier.tokens[: self.carrier.prompt_size]
             branches = text.tokens[: len(prompt)] == prompt
-            text.state = self.index.branch(self.prompt) if branches else self.index.root
+            text.state = self.prompt if branches else self.index.root
+            text.state.again = True
             text.fed = len(prompt) if branches else 0
             text.older = older
         self._extend(text, len(text.tokens), work, text is not self.carrier and text.older)
+        return text.fed == len(text.tokens)
 
     def _extend(self, text: _Text, size: int, work: _Work, older: bool) -> None:
+        number = self.texts.index(text)
         while text.fed < size and work.left > 0:
             work.left -= 1
-            text.state = self.index.append(text.state, text.number, text.fed, older)
+            text.state = self.index.append(text.state, number, text.fed, older)
             text.fed += 1
 
 
@@ -204,7 +191,7 @@ class Pool:
         self._vocab_size = vocab_size or 0
         self._kind = rule if rule in ("oldest", "newest") else "counted"
         self._corpus = None if corpus is None else Corpus(corpus)
-        self._model = Model(rule)
+        self.model = Model(rule)
         self._slots: dict[int, _Slot] = {}
         self._free: list[int] = []  # closed slot numbers, a queue
         self._groups: dict[bytes | tuple[int, ...], _Group] = {}
@@ -241,19 +228,14 @@ class Pool:
             if start and not whole:
                 slot.text.prompt_size = start.prompt_size
                 slot.group.close(start, keep=False)
-        self._start(slot)
+        slot.corpus_at = self._corpus and self._corpus.start()
+        for token in slot.text.tokens if slot.corpus_at else []:
+            slot.corpus_at = self._corpus.advance(slot.corpus_at, token)
         return number
 
     def prompt_size(self, slot: int) -> int:
         text = self._slots[slot].text
         return text.prompt_size if text else 0
-
-    def _start(self, slot: _Slot) -> None:
-        slot.fed = 0
-        slot.request = None
-        slot.corpus_at = self._corpus and self._corpus.start()
-        for token in slot.text.tokens if slot.corpus_at else []:
-            slot.corpus_at = self._corpus.advance(slot.corpus_at, token)
 
     def step(
         self, slots, tokens, counts, k, out, lengths, scores, parents, starts, sources, match_lengths, index_later
@@ -268,10 +250,8 @@ class Pool:
             self._append(self._slots[number], added.tolist())
             at += count
         work = sum(6 * count for count, size in zip(counts, k, strict=True) if size) + (SLICE if any(k) else OFF_SLICE)
-        self._left, self._work = (
-            [(self._slots[n], count, size > 0) for n, count, size in zip(numbers, counts, k, strict=True)],
-            _Work(work),
-        )
+        self._left = [(self._slots[n], count, size > 0) for n, count, size in zip(numbers, counts, k, strict=True)]
+        self._work = _Work(work)
         for slot, count, drafts in self._left if index_later and len(numbers) < MANY_ROWS else []:
             if drafts and self._is_behind(slot, count):
                 self._catch_up(slot, self._work)
@@ -309,7 +289,11 @@ class Pool:
         if group is None:
             return
         group.close(closed.text, keep)
-        group.leave()
+        group.open -= 1
+        if not group.open:
+            if any(text.removed for text in group.texts):
+                group.drop_index()
+            group.past = len(group.texts)
         if not group.texts or not (group.open or "history" in self._sources):
             self._groups = {key: other for key, other in self._groups.items() if other is not group}
 
@@ -329,23 +313,16 @@ class Pool:
             "tokens": sum(len(text.tokens) for text in texts.values()),
             "appended": self._appended,
             **{name: sum(counts) for name, counts in counted.items()},
-            "by_source": {
-                source: {name: counts[number] for name, counts in counted.items()}
-                for number, source in enumerate(_SOURCES)
-            },
+            "by_source": {of: {name: counts[n] for name, counts in counted.items()} for n, of in enumerate(_SOURCES)},
             "history_texts": len(past),
             "history_tokens": sum(len(text.tokens) for text in past),
         }
-
-    def learned(self) -> npt.NDArray[np.uint32]:
-        """What was learned, as `Model.learned` gives it."""
-        return self._model.learned()
 
     def _append(self, slot: _Slot, new: list[int]) -> None:
         self._appended += len(new)
         if not slot.text or not new:
             return
-        rules.learn(self._model, self._rule, slot.record, new, self._accepted)
+        rules.learn(self.model, self._rule, slot.record, new, self._accepted)
         slot.record = rules.Record()
         slot.text.tokens += new
         if slot.group:
@@ -389,7 +366,7 @@ class Pool:
         last = tuple(reversed([*[-1] * LAST, *slot.text.tokens[-LAST:]][-LAST:]))
         common = "common" in self._sources
         context = rules.Context(index, match, past, self._corpus, slot.corpus_at, common, last, self._vocab_size)
-        slot.record = record = rules.draft(self._model, self._rule, context, k, self.min_prob, tree)
+        slot.record = record = rules.draft(self.model, self._rule, context, k, self.min_prob, tree)
         for at, made in enumerate(record.drafted):
             self._drafts[made.source] += at == 0
             self._drafted[made.source] += 1

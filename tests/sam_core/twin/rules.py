@@ -14,7 +14,7 @@ import numpy as np
 from sam_core.corpus import END, Corpus
 
 from twin import model as M
-from twin.automaton import Index, Place, State, shorter
+from twin.automaton import Index, State, shorter
 from twin.model import COMMON, CORPUS, GROUP, HISTORY, REQUEST, Model
 
 MAX_DRAFT = 64
@@ -40,9 +40,6 @@ class Context:
     last: tuple[int, ...]  # the text's last M.LAST tokens, the latest first, -1 for none
     vocab_size: int  # a draft ends before a token of at least this; 0: of none
 
-    def is_past(self, place: Place) -> bool:
-        return place[0] < self.past
-
     def followed_in_past(self, state: State, token: int) -> bool:
         """Whether `token` followed a match in the group's index, or the next shorter one, in the history last."""
         while token not in state.edges and state.link is not None:
@@ -51,10 +48,7 @@ class Context:
             return False
         child = state.edges[token]
         place = child.place if child.again else child.end
-        return place is not None and self.is_past(place)
-
-    def corpus_match(self, length: int) -> tuple[int, int, int]:
-        return (*self.corpus_at[length], length)
+        return place is not None and place[0] < self.past
 
 
 @dataclass
@@ -120,21 +114,17 @@ class Node:
 
     def name(self, most: int, token: int, source: int) -> Candidate | None:
         """The candidate for `token`, a new one if need be; None if there are `most` already."""
-        for candidate in self.candidates:
-            if candidate.token == token:
-                return candidate
-        if token < 0 or len(self.candidates) == most:
-            return None
-        self.candidates.append(Candidate(token, source))
-        return self.candidates[-1]
+        found = next((candidate for candidate in self.candidates if candidate.token == token), None)
+        if not found and token >= 0 and len(self.candidates) < most:
+            found = Candidate(token, source)
+            self.candidates.append(found)
+        return found
 
     def find_best(self) -> None:
         """Find the most probable candidate that is not drafted yet, the first on a tie."""
-        best = 0
-        for number, candidate in enumerate(self.candidates):
-            if candidate.probability > best and number not in self.drafted:
-                best, self.best = candidate.probability, number
-        self.best_path = times(self.path, best)
+        left = [number for number in range(len(self.candidates)) if number not in self.drafted]
+        self.best = max(left, key=lambda number: self.candidates[number].probability, default=-1)
+        self.best_path = times(self.path, self.candidates[self.best].probability) if left else 0
 
 
 class Drafted(NamedTuple):
@@ -313,10 +303,8 @@ class _Walk:
         """Move the matches of a node's parent on by the node's token."""
         parent, token = node.parent, node.token
         node.last = (token, *parent.last[:-1])
-        node.match = [
-            index.advance(state, length, token) if length else (None, 0)
-            for index, (state, length) in zip(self.context.index, parent.match, strict=True)
-        ]
+        pairs = zip(self.context.index, parent.match, strict=True)
+        node.match = [index.advance(*match, token) if match[1] else (None, 0) for index, match in pairs]
         size = 0
         for match in parent.corpus:
             longer = self.context.corpus.extend(match, token)
@@ -335,12 +323,9 @@ class _Walk:
                     counts = dict(index.candidates(state, MORE))
                     found.append(Match(source, rank, length, marks, index.newest(state), counts, state))
                     rank += 1
-        rank = 0
-        for low, high, length in node.corpus:
-            counts = dict(self.context.corpus.next((low, high, length), MORE))
-            if counts and rank < most:
-                found.append(Match(CORPUS, rank, length, high - low, -1, counts))
-                rank += 1
+        followed = [(at, counts) for at in node.corpus if (counts := dict(self.context.corpus.next(at, MORE)))]
+        for rank, ((low, high, length), counts) in enumerate(followed[:most]):
+            found.append(Match(CORPUS, rank, length, high - low, -1, counts))
         return found
 
     def _consider_count(self, node: Node) -> None:
@@ -382,8 +367,11 @@ class _Walk:
                 if candidate:
                     candidate.share = count
         kind = 0 if node.depth == 0 else 1 if node.depth < 3 else 2
+        lengths = node.match[REQUEST][1], node.match[GROUP][1], node.corpus[0][2] if node.corpus else 0
+        request, group, corpus = (M.class_of(length, M.COARSE_CLASSES) for length in lengths)
+        first_set = ((request * M.CLASSES + group) * 4 + (corpus + 1) // 2) * M.KINDS
         for number, candidate in enumerate(node.candidates):
-            candidate.set = self._weight_set(node, kind if number < named else M.FREQUENT)
+            candidate.set = first_set + (kind if number < named else M.FREQUENT)
             for match in matches if number < named else ():
                 self._add_input(candidate, match.cell(candidate.token), match.input)
             if follower >= 0 and number < named:
@@ -405,14 +393,6 @@ class _Walk:
 
     def _add_input(self, candidate: Candidate, cell: int, at: int) -> None:
         candidate.inputs.append((cell, at, M.STRETCH[M.probability(self.model.cells[cell])]))
-
-    @staticmethod
-    def _weight_set(node: Node, kind: int) -> int:
-        """Number of the set of weights for a node's matches and a kind of candidates."""
-        number = M.coarse_class(node.match[REQUEST][1])
-        number = number * M.CLASSES + M.coarse_class(node.match[GROUP][1])
-        number = number * 4 + (M.coarse_class(node.corpus[0][2] if node.corpus else 0) + 1) // 2
-        return number * M.KINDS + kind
 
     def _mix(self, node: Node, candidate: Candidate) -> None:
         """Mix the inputs of a candidate: squash(sum of weight * stretch)."""
@@ -451,7 +431,7 @@ def _find_copy(context: Context, source: int, most: int) -> _Copy | None:
         corpus = context.corpus
         for length in range(min(len(context.corpus_at) - 1, most) if corpus else 0, 0, -1):
             # `newest` has no order to go by in a corpus: both rules take the first occurrence.
-            at = corpus.first(context.corpus_match(length))
+            at = corpus.first((*context.corpus_at[length], length))
             tokens = [int(token) for token in corpus.tokens[at : at + MAX_DRAFT]]
             tokens = tokens[: tokens.index(END)] if END in tokens else tokens
             if tokens:
@@ -461,7 +441,7 @@ def _find_copy(context: Context, source: int, most: int) -> _Copy | None:
         if length <= most and state.place:
             text, position = state.place
             tokens = context.index[source].texts[text][position : position + MAX_DRAFT]
-            return _Copy(source, length, tokens, past=source == GROUP and context.is_past(state.place))
+            return _Copy(source, length, tokens, past=source == GROUP and text < context.past)
     return None
 
 
@@ -481,30 +461,25 @@ def _find_copies(context: Context, wanted: int) -> list[_Copy]:
 def _draft_copies(model: Model, context: Context, k: int, floor: int, tree: bool) -> Record:
     """Copies go on side by side, always the one whose next token is most probable; equal beginnings are one."""
     record, copies = Record(floor), _find_copies(context, COPIES if tree else 1)
-    while len(record.tokens) < k:
-        best, best_path, best_cell = None, 0, 0
+    while len(record.tokens) < k and not record.cut:
+        offers = []
         for copy in copies:
-            if copy.depth == len(copy.tokens):
-                continue
-            # `depth` counts once more in the place of a count's class.
-            cell = M.first_cell(copy.source, 0, copy.length) + min(copy.depth, M.COUNTS - 1) * M.COUNTS * 2
-            path = times(copy.path, M.probability(model.cells[cell]))
-            if path > best_path:
-                best, best_path, best_cell = copy, path, cell
-        if best is None:
+            if copy.depth < len(copy.tokens):
+                # `depth` counts once more in the place of a count's class.
+                cell = M.first_cell(copy.source, 0, copy.length) + min(copy.depth, M.COUNTS - 1) * M.COUNTS * 2
+                offers.append((times(copy.path, M.probability(model.cells[cell])), cell, copy))
+        path, cell, best = max(offers, key=lambda offer: offer[0], default=(0, 0, None))
+        if not path:
             break
-        token = best.tokens[best.depth]
-        best.depth += 1
-        pairs = [(made.token, made.parent) for made in record.tokens]
-        if (token, best.node) not in pairs:
-            pairs.append((token, best.node))
+        made = best.tokens[best.depth], best.node
+        pairs = [(drafted.token, drafted.parent) for drafted in record.tokens]
+        if made not in pairs:
+            pairs.append(made)
             source = HISTORY if best.past else best.source
-            length = best.length + best.depth - 1
-            record.tokens.append(Drafted(token, best.node, best_path, source, best_cell, length))
-        if record.cut:
-            break
-        known = pairs.index((token, best.node))
-        best.node, best.path = known, record.tokens[known].path
+            record.tokens.append(Drafted(*made, path, source, cell, best.length + best.depth))
+        best.depth += 1
+        best.node = pairs.index(made)
+        best.path = record.tokens[best.node].path
     return record
 
 
@@ -539,13 +514,10 @@ def _expand(model: Model, context: Context, start: _String, most: int, tree: boo
     Of each string only the first MORE children that `Index.candidates` or `Corpus.next` name are offered. Returns the
     sum of the shares of the tokens (D of the paper), of PATH_ONE, and the draft.
     """
-    score, made = 0, []
+    score, made, offered, string, share = 0, [], 0, start, PATH_ONE
     offers: list[tuple] = []  # a heap: the largest share first, the first offered on a tie
-    offered = 0
-    string, share = start, PATH_ONE
     while True:
-        if not tree:
-            offers = []
+        offers = offers if tree else []
         children, marks = string.children(context)
         for token, count in children:
             offered += 1
@@ -565,16 +537,14 @@ def _strings(context: Context) -> list[_String]:
     """Every match of every source, the longest of each first."""
     strings = [_String(source, n, at, None) for source in (REQUEST, GROUP) for at, n in shorter(*context.match[source])]
     lengths = range(len(context.corpus_at) - 1 if context.corpus else 0, 0, -1)
-    return strings + [_String(CORPUS, length, None, context.corpus_match(length)) for length in lengths]
+    return strings + [_String(CORPUS, length, None, (*context.corpus_at[length], length)) for length in lengths]
 
 
 def _draft_suffix(model: Model, context: Context, k: int, floor: int, tree: bool) -> Record:
     """GenerateCandidateTree: every match of every source is tried, the best score wins, the first on a tie."""
-    record, best_score, start, best = Record(floor), 0, None, []
-    for string in _strings(context):
-        score, made = _expand(model, context, string, min(k, ALPHA * string.length), tree)
-        if score > best_score:
-            best_score, start, best = score, string, made
+    record, strings = Record(floor), _strings(context)
+    tried = [(*_expand(model, context, each, min(k, ALPHA * each.length), tree), each) for each in strings]
+    _, best, start = max(tried, key=lambda trial: trial[0], default=(0, [], None))
     past = best and best[0].source == GROUP and context.past
     past = past and context.followed_in_past(start.state, best[0].token)
     for made in best:
