@@ -149,7 +149,7 @@ def test_generate_fills_the_tables_of_each_language(tmp_path):
     assert {name: (tmp_path / name).read_text().splitlines()[3] for name in lines} == lines
 
 
-@pytest.mark.parametrize("page", ROOT.glob("docs/recipes.*md"), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*ROOT.glob("docs/recipes.*md")], ids=lambda page: page.name)
 def test_every_recipe_is_listed(page):
     for script in (ROOT / "llm_rl" / "qwen3").glob("run_*.sh"):
         assert f"`{script.name}`" in page.read_text()
