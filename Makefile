@@ -46,7 +46,8 @@ ifeq ($(origin PIN),file)
 test: ## lint and all tests but the slow ones; with PIN=... those of that pin set's environment
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS) lint
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS:%=-o %) $(SLOW_JOBS) \
-		$(foreach pinset,$(PIN) $(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) $(PLUGIN_JOB) $(QUICK_JOBS) test-ansible
+		$(call jobs-of,$(PIN)) $(PLUGIN_JOB) $(foreach pinset,$(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) \
+		$(QUICK_JOBS) test-ansible
 else
 test: known-pin-set
 	+$(MAKE) --no-print-directory -j$(JOBS) $(call jobs-of,$(PIN))
