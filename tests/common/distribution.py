@@ -24,10 +24,10 @@ def model_distribution(network):
     return (first[:, None] * logits[:, -1].softmax(-1)).numpy()
 
 
-def chi_square_p_value(observed, expected):
-    """Of cells, or of rows of cells with a sum each. Those of a row that are expected fewer than 8 times are pooled."""
+def chi_square_p_value(observed, expected, least=8):
+    """Of cells, or of rows of cells with a sum each. Those of a row expected fewer than `least` times are pooled."""
     assert not observed[expected == 0].any(), "what cannot be was sampled"
-    rare, sums = expected < 8, np.count_nonzero(expected.sum(-1))
+    rare, sums = expected < least, np.count_nonzero(expected.sum(-1))
     observed, expected = (np.append(each[~rare], (each * rare).sum(-1)) for each in (observed, expected))
     observed, expected = observed[expected > 0], expected[expected > 0]
     statistic, freedom = ((observed - expected) ** 2 / expected).sum(), len(expected) - sums

@@ -76,7 +76,7 @@ def test_an_arm_that_fails_while_it_starts_ends_the_demo(started, tmp_path):
 def test_a_short_demo(tmp_path):
     """No engine of one arm works within a training step of the other."""
     if psutil.virtual_memory().available < 1.2 * demo.MEMORY:
-        pytest.skip("the demo needs 11 GB, and other tests take the rest")
+        pytest.skip(f"the demo needs {demo.MEMORY / 1e9:.0f} GB, and other tests take the rest")
     command = [sys.executable, "-m", "llm_rl.demo", "--out", tmp_path, "steps=3"]
     ended = subprocess.run(command, cwd=launch.ROOT, capture_output=True, text=True, timeout=1800)
     assert ended.returncode == 0, ended.stdout + ended.stderr

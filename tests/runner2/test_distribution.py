@@ -50,7 +50,7 @@ def test_law_of_the_next_token(chain, device, sam, asynchronous):
     for token, answer in zip(first, answers, strict=True):
         np.add.at(counts, ([token, *answer[:-1]], answer), 1)
     assert counts.sum() == TEXTS * LENGTH
-    p = chi_square_p_value(counts, law * counts.sum(1, keepdims=True))
+    p = chi_square_p_value(counts, law * counts.sum(1, keepdims=True), least=5)
     print(f"p {p}; drafted {drafted}, accepted {accepted}, steps {len(engine.rows)}")
     assert p > 1e-3
     assert accepted > 0.3 * drafted

@@ -92,7 +92,7 @@ def generate(mode, propose, first, part, prompt=0):
 
 
 def p_value(counts, expected):
-    return chi_square_p_value(counts.numpy(), expected.numpy())
+    return chi_square_p_value(counts.numpy(), expected.numpy(), least=5)
 
 
 def joint_p_value(texts):
