@@ -27,8 +27,15 @@ def greedy(network, prompt, tokens):
     return row[0, len(prompt) :].tolist()
 
 
-apart = started(Engine, scope="module", model="small_heads", sam={"threshold": 3}, distributed_executor_backend="mp")
-"""The worker is a process of its own."""
+apart = started(
+    Engine,
+    scope="module",
+    model="small_heads",
+    sam={"threshold": 3},
+    distributed_executor_backend="mp",
+    async_scheduling=False,
+)
+"""The worker is a process of its own, and each step waits for the drafts."""
 
 
 def test_no_call_asks_for_drafts(network, apart, prompts):
@@ -43,7 +50,8 @@ def test_no_call_asks_for_drafts(network, apart, prompts):
 
 @pytest.mark.skipif(OLD, reason="vLLM 0.11 freezes nothing in a worker")
 def test_a_collection_reads_nothing_of_what_the_worker_started_with(apart):
-    assert apart.ask("collected_objects")[0] < 20_000
+    """Its process is a fork of one that has frozen what it imported: what is left is the start itself, some 20,000."""
+    assert apart.ask("collected_objects")[0] < 1_000
 
 
 @pytest.mark.skipif(not OLD, reason="0.23 has vLLM's scheduler")
