@@ -97,7 +97,7 @@ test-image: ## the playbooks' image, built by podman on a stand-in base and run;
 wheels: ## dist/: source archive and manylinux wheels of sam_core, for x86-64 and aarch64
 	ci/build-wheels
 
-bench: ## time, memory and acceptance of sam_core beside four other drafters, against the targets (a quarter of an hour)
+bench: ## time, memory and acceptance of sam_core and four other drafters, against the targets (a quarter of an hour)
 	ci/setup-env bench
 	.venvs/bench/bin/python -m sam_lab bench $(BENCH)
 
@@ -109,11 +109,11 @@ bench-asynchronous: known-pin-set ## acceptance and time of drafts made one step
 	ci/setup-env $(PIN)
 	$(ENV)/python -m sam_lab bench-asynchronous $(BENCH)
 
-bench-sampler: ## time, operations and synchronisations of verification beside vllm-ascend's, against the targets (minutes)
+bench-sampler: ## time, operations and synchronisations of our verification and vllm-ascend's, against the targets (minutes)
 	ci/setup-env vllm-0.11
 	.venvs/vllm-0.11/bin/python -m sam_lab bench-sampler $(BENCH)
 
-device-costs: known-pin-set ## waits, slow operators and launches of a step on a 910C, with drafts beside without (minutes)
+device-costs: known-pin-set ## waits, slow operators and launches of a step on a 910C, with drafts and without (minutes)
 	ci/setup-env $(PIN)
 	$(ENV)/python -m sam_lab device-costs $(COSTS)
 
@@ -121,7 +121,7 @@ plan-article: known-pin-set ## fit the planner to the article's figures, predict
 	ci/setup-env $(PIN)
 	$(ENV)/python -m research article --draws 20 $(PLAN)
 
-bench-host: known-pin-set ## host time of a step with the switch off and verifying, beside one without speculation (a quarter of an hour)
+bench-host: known-pin-set ## host time of a step with the switch off and verifying, against one without speculation (a quarter of an hour)
 	ci/setup-env $(PIN)
 	$(ENV)/python -m sam_lab bench-host $(BENCH)
 

@@ -278,7 +278,7 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
     if resident + roll.budget > memory and not recipe.separate:
         raise UserError(
             f"rollout and training do not fit together: {resident:.1f} GiB of training state and communicators stay on "
-            f"a die beside the engine's {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and "
+            f"a die with the engine's {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and "
             "train.optimizer_offload"
         )
     warnings = []

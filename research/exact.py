@@ -101,8 +101,9 @@ class Match:
         self.ends, self.lengths = places + 1, np.minimum(lengths, LONGEST)
 
     def patterns(self) -> list[tuple[int, Int64]]:
-        """(p, places behind it) of the suffixes that stand in the texts, the longest first; of those with the same
-        occurrences the longest alone, whose MAX_SPEC is the largest."""
+        """The suffixes that stand in the texts, the longest first, as (length, the places behind its occurrences).
+
+        Of suffixes with the same occurrences only the longest is returned: it has the largest MAX_SPEC."""
         return [(int(p), self.ends[self.lengths >= p]) for p in np.unique(self.lengths)[::-1]]
 
 

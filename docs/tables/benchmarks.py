@@ -96,7 +96,7 @@ def sampler() -> Iterator[Row]:
 
 
 def asynchronous() -> Iterator[Row]:
-    """Drafts made before their tokens are indexed, and drafts of the device, also beside SuffixGPU's.
+    """Drafts made before their tokens are indexed, and drafts of the device, also against SuffixGPU's.
 
     By context and k, geometric means over sets.
     """

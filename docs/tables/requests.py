@@ -47,7 +47,7 @@ REASONS = {
         "excluded": "vLLM 0.11 verifies drafts by temperature, top-k and top-p alone",
         "min_p": "vLLM's first runner does not apply it to draft positions",
         "logit_bias": "vLLM's first runner does not apply it to draft positions",
-        "logprob_token_ids": "vLLM without patches does not return them beside drafts",
+        "logprob_token_ids": "vLLM without patches does not return them with drafts",
         "beam_search": "each of its requests asks for one token",
         "pooling": "it answers with no tokens",
         "best_of": "by vLLM, with and without drafts",

@@ -257,7 +257,7 @@ def main(argv=None):
         out.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
-        raise SystemExit(f"tiny_model: cannot write beside {args.out}: {error.strerror}.") from None
+        raise SystemExit(f"tiny_model: cannot write into the folder of {args.out}: {error.strerror}.") from None
     try:
         measured = build(new, args.seed, STEPS)
         record = {

@@ -66,12 +66,12 @@ def main(argv=None):
         report.add_argument(f"--{arm}", type=Path, metavar="RUN_DIR", help=f"the run with {NAMES[arm]}")
     evaluated = "files that `llm_rl.evaluation compare --out` wrote"
     report.add_argument("--accuracy", type=Path, nargs="+", default=[], metavar="FILE", help=evaluated)
-    report.add_argument("--article", action="store_true", help="draw the article's curves beside those of the runs")
+    report.add_argument("--article", action="store_true", help="draw the article's curves with those of the runs")
     report.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the report")
     args = parser.parse_args(argv)
     folders = {arm: folder for arm in ("off", *ARMS) if (folder := getattr(args, arm))}
     if len(folders) == 1:
-        parser.error("a run with speculation is needed beside --off: give --on RUN_DIR, --auto RUN_DIR, or both")
+        parser.error("a run with speculation is needed with --off: give --on RUN_DIR, --auto RUN_DIR, or both")
     try:
         summary, runs = load(folders)
         accuracy = [read_accuracy(path) for path in args.accuracy]

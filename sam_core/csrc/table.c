@@ -4,7 +4,7 @@
 
 enum { NO_TOKEN = -1, COMMON = 1, MAX_CONFIRMED = 3, CHECK = 0x7FFFFFFF };
 enum { AHEAD = 8 };     // tokens; their slots are prefetched
-#define UNIT (1u << 29) // of confirmations beside a position
+#define UNIT (1u << 29) // of confirmations, stored above a position
 
 static const size_t ngrams[TABLE_NGRAMS] = {1, 2, 3, 5, 8};
 

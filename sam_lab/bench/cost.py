@@ -111,7 +111,7 @@ class Cost:
             ([row("append", "us")], self.append_calls),
             (pauses, self.append_pauses),
             ([row("append to a large group, longest pause", "ms")], self.large_pauses),
-            ([row("step beside a large history, 64 rows, p99.9", "ms")], self.history_steps),
+            ([row("step with a large history, 64 rows, p99.9", "ms")], self.history_steps),
             ([row("append in batches", "us a token")], partial(self.append_parts, "newest", 512)),
             ([row("append in batches, with group", "us a token")], partial(self.append_parts, "blend with group", 64)),
             ([*drafts, row("tree n=16, blend with group", "us")], self.drafts),

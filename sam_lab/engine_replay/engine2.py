@@ -20,7 +20,7 @@ RESERVED, RESERVED_OF_ENGINE = 8 << 30, 1 << 30
 
 
 def fitting(needed: int, engines: int, weights: int) -> int:
-    """Of each engine's cache: as much as is needed, or so much that all fit on the GPU beside their common weights."""
+    """Of each engine's cache: as much as is needed, or so much that all fit on the GPU with their common weights."""
     if not current_platform.is_cuda():
         return needed
     most = (torch.cuda.mem_get_info()[0] - weights - RESERVED) // engines - RESERVED_OF_ENGINE

@@ -19,7 +19,7 @@ EPILOG = """\
 Whole engine steps of decoding are counted, scheduler, runner, attention, sampler and proposer, over the stand-in for
 torch_npu with its meter (tests/patches/npu): nothing here is timed. Models of 2 and of 4 layers tell what is a cost of
 each layer from what is one of each step. Drafts have 3 tokens, weights are bfloat16. One line an arm and batch size:
-the cost of a step with drafts beside that of the same engine without speculation; then where waits and AICPU operators
+the cost of a step with drafts and that of the same engine without speculation; then where waits and AICPU operators
 come from.
 """
 
@@ -33,13 +33,13 @@ GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 4
 
 
 class Arm(NamedTuple):
-    """An engine's settings, how its requests are sampled, and the arm without speculation that it stands beside."""
+    """An engine's settings, how its requests are sampled, and the arm without speculation that it is compared with."""
 
     sam: dict | None
     settings: dict
     sampling: dict
     drafts: bool
-    beside: str | None
+    baseline: str | None
 
     @property
     def engine(self) -> str:
@@ -47,7 +47,7 @@ class Arm(NamedTuple):
 
 
 def arms(graphs: bool) -> dict[str, Arm]:
-    """By name; each behind the one without speculation that it stands beside."""
+    """By name; each behind the one without speculation that it is compared with."""
     always = {"min_prob": 0, "threshold": MAX_BATCH}
     some: dict[str, Any] = {"compilation_config": GRAPHS} if graphs else {}
     if not OLD:
@@ -111,7 +111,7 @@ def total(events: Counter, *kinds: str) -> int:
 
 
 def split(by_layers: dict[int, Counter], kind: str) -> tuple[float, float]:
-    """Events of a kind for each layer, and for each step beside them."""
+    """Events of a kind for each layer, and for each step apart from the layers."""
     few, many = sorted(by_layers)
     layer = (total(by_layers[many], kind) - total(by_layers[few], kind)) / (many - few)
     return layer, total(by_layers[few], kind) - few * layer
@@ -124,16 +124,16 @@ def show(layer: float, step: float) -> str:
 def table(found: dict, names: dict[str, Arm]) -> list[str]:
     """Lines of a Markdown table; L: layers."""
     lines = [
-        f"| arm | requests | {' | '.join(KINDS)} | launches beside plain |",
+        f"| arm | requests | {' | '.join(KINDS)} | launches against plain |",
         "|---|---:|" + "---:|" * (len(KINDS) + 1),
     ]
     for name, batches in found.items():
-        beside = names[name].beside
+        baseline = names[name].baseline
         for batch, by_layers in batches.items():
             cells = [show(*split(by_layers, kind)) for kind in KINDS]
             more = ""
-            if beside:
-                ours, plain = split(by_layers, "launch"), split(found[beside][batch], "launch")
+            if baseline:
+                ours, plain = split(by_layers, "launch"), split(found[baseline][batch], "launch")
                 more = show(ours[0] - plain[0], ours[1] - plain[1])
             lines.append(f"| {name} | {batch} | {' | '.join(cells)} | {more} |")
     return lines

@@ -33,7 +33,7 @@ Python, delays every torch call: some microseconds, as long as the call itself.
 A turn's figure is the lower quartile of its steps in which all requests decode, as what else the machine does makes
 steps only longer. One start of a process can be a tenth slower than the next for as long as it lives, so all engines
 start several times. Printed are the median over all turns, and the mean over starts of the median ratio to the arm
-beside in the same turn, with a bootstrap interval of 95 % over starts and their turns.
+it is compared with, in the same turn, with a bootstrap interval of 95 % over starts and their turns.
 """
 
 K = 3
@@ -46,7 +46,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "worker apart": {"distributed_executor_backend": "mp"},
     "server": {"distributed_executor_backend": "mp", "front_end": "AsyncLLM"},
 }
-ARMS: dict[str, tuple] = {  # when it drafts, whether it is seeded, and the arm that it stands beside
+ARMS: dict[str, tuple] = {  # when it drafts, whether it is seeded, and the arm that it is compared with
     "plain": (None, False, None),
     "off": ("never", False, "plain"),
     "free drafts": ("free", False, "plain"),
@@ -173,9 +173,9 @@ def measure(engines: dict[str, Engine], batch: int, turns: int) -> dict[str, lis
 def line(starts: list[dict[str, list[float]]], arm: str, batch: int) -> str:
     """A row of the table."""
     times = {name: np.array([start[name] for start in starts]) for name in ARMS}
-    beside, cells = ARMS[arm][2], [str(batch), arm, f"{np.median(times[arm]):.2f}", "", ""]
-    if beside:
-        mean, low, high = ratio(times[arm] / times[beside])
+    baseline, cells = ARMS[arm][2], [str(batch), arm, f"{np.median(times[arm]):.2f}", "", ""]
+    if baseline:
+        mean, low, high = ratio(times[arm] / times[baseline])
         cells[3] = f"{mean:.3f} ({low:.3f} to {high:.3f})"
         cells[4] = str(GOALS.get((arm, None)) or GOALS.get((arm, batch)) or "")
     return f"| {' | '.join(cells)} |"
@@ -197,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"load average {os.getloadavg()[0]:.1f}", flush=True)
     for platform, placement in itertools.product(args.platform, args.placement):
         print(f"\nvLLM {VERSION}, {platform}, {placement}\n", flush=True)
-        print("| requests | arm | ms a step | beside plain | goal |\n|---:|---|---:|---|---|", flush=True)
+        print("| requests | arm | ms a step | against plain | goal |\n|---:|---|---:|---|---|", flush=True)
         starts: dict[int, list] = {batch: [] for batch in args.batch}
         for number in range(args.starts):
             with engines_of(platform, placement) as engines:

@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
                         starts[batch].append(measure(engines, vocab_size, batch, args.tokens, args.rounds))
                 print(f"start {number + 1} of {args.starts} done", file=sys.stderr, flush=True)
             print(
-                f"\n{graphs}\n\n| requests | arm | ms a step | quartiles | tokens a request and step | beside plain |"
+                f"\n{graphs}\n\n| requests | arm | ms a step | quartiles | tokens a request and step | against plain |"
             )
             print("|---:|---|---:|---:|---:|---|", flush=True)
             for batch in args.batch:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device would wait for and run on its AICPU: a step with drafts beside one without, layer by layer.
+"""What a device would wait for and run on its AICPU: a step with drafts and one without, layer by layer.
 
 Counted over the stand-in with its meter; `make device-costs` prints the tables.
 """
@@ -29,8 +29,8 @@ def pairs(measured, drafts):
     """(name, events, those of the engine without speculation) of each step that drafts, or whose switch is off."""
     arms, found = measured
     for name, arm in arms.items():
-        if arm.beside and arm.drafts is drafts:
-            yield name, found[name], found[arm.beside]
+        if arm.baseline and arm.drafts is drafts:
+            yield name, found[name], found[arm.baseline]
 
 
 def dear(events):

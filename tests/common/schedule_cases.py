@@ -20,7 +20,7 @@ def cases():
     def with_threshold(threshold):  # with a small one, tokens are read late
         return setup | {"sam": setup["sam"] | {"threshold": threshold}}
 
-    beside = [ask(key, [7 + key, 3, 9, 4] * 4, 60) for key in (1, 2)]
+    others = [ask(key, [7 + key, 3, 9, 4] * 4, 60) for key in (1, 2)]
     twelve, long = [5, 6, 7, 8] * 3, list(range(1, 41))
     sessions = [ask(3, [11, 5, 6, 8, 11, 5, 6], 20, [(0, [12, 5, 6, 8], 3), (0, [3] * n, 30)]) for n in range(1, 7)]
     sessions += [
@@ -32,7 +32,7 @@ def cases():
     for at in range(3, 9):
         aborted, named_alike = ask(3, long, 60), ask(4, twelve, 20)
         aborted.abort, named_alike.name, named_alike.at = at, aborted.name, at
-        again.append([*beside, aborted, named_alike])
+        again.append([*others, aborted, named_alike])
 
     def twice(params_of):
         """Eight requests of different lengths and arrivals, then again with the parameters of one another."""
@@ -51,7 +51,7 @@ def cases():
         "log-probabilities": twice(lambda at: asked_for[at % 4]),
         "ids": [Schedule(0, setup, [wave], []) for wave in again],
         "turns": [
-            Schedule(0, with_threshold(64 if at // 2 % 2 else 1), [[*beside, session]], [])
+            Schedule(0, with_threshold(64 if at // 2 % 2 else 1), [[*others, session]], [])
             for at, session in enumerate(sessions)
         ],
         "embeds": [
@@ -59,7 +59,7 @@ def cases():
             for stop, last in itertools.product((30, 46), embeds)
         ],
         "prompt log-probabilities": [
-            Schedule(0, setup | {"tokens": tokens}, [[ask(3, long, 9, prompt_logprobs=2), *beside]], events)
+            Schedule(0, setup | {"tokens": tokens}, [[ask(3, long, 9, prompt_logprobs=2), *others]], events)
             for events, tokens in zip(resets, itertools.cycle([64, 64, 16, 16]), strict=False)
         ],
     }

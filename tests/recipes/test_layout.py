@@ -179,7 +179,7 @@ def test_engines_keep_their_weights_on_the_host_where_verl_sends_them_to_sleep_a
         (
             B32,
             f"{OURS} train.optimizer_offload=false rollout.gpu_memory_utilization=0.9",
-            "do not fit together: 8.8 GiB of training state and communicators stay on a die beside the engine's 57.6",
+            "do not fit together: 8.8 GiB of training state and communicators stay on a die with the engine's 57.6",
         ),
         (B32, "env.HCCL_BUFFSIZE='0.5'", "HCCL_BUFFSIZE must be a whole number of MiB, got '0.5'"),
         (B235, "env.HCCL_BUFFSIZE='150'", "to the experts of other dies needs 155: set env.HCCL_BUFFSIZE=155"),

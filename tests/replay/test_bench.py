@@ -41,11 +41,11 @@ def test_quick_run_measures_every_row(tmp_path):
     assert sum(row["bound"] is None for row in rows) < 10
     steps = [row for row in rows if row["what"].startswith("step of")]
     assert len(steps) == 12 and all(row["peer_to_ours"]["python"] > 0 for row in steps)
-    beside = {row["what"]: {*row["peers"]} for row in rows}
+    peers = {row["what"]: {*row["peers"]} for row in rows}
     alone = {"python", "ngram"}  # they know nothing of other requests
-    assert beside["chain k=3, request, private"] == {"count", "arctic", "sglang"} | alone
-    assert beside["chain k=3, request, shared"] == {"count", "arctic", "sglang"}
-    assert beside["draft k=3, newest"] == {"python", "arctic", "ngram", "sglang"}
+    assert peers["chain k=3, request, private"] == {"count", "arctic", "sglang"} | alone
+    assert peers["chain k=3, request, shared"] == {"count", "arctic", "sglang"}
+    assert peers["draft k=3, newest"] == {"python", "arctic", "ngram", "sglang"}
 
 
 def test_missed_target_exits_with_1_and_is_named(tmp_path):

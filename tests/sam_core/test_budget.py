@@ -75,21 +75,21 @@ def test_the_choice_is_the_best_of_all(seed):
     expected.context = 0.0
     assert expected.rows_cost(9) == pytest.approx(np.mean([(prompt if n else cost).rows_cost(9 + n) for n in read]))
     assert expected.verify == pytest.approx(np.mean([(prompt if n else cost).verify for n in read]))
-    beside, gain_beside, *_ = choose(*given, cost, 0, expected)
+    chosen, gain_with_prompts, *_ = choose(*given, cost, 0, expected)
     best = most(price, *given, expected)
-    assert value(beside, price, scores, contexts, expected) == pytest.approx(best, abs=1e-9)
+    assert value(chosen, price, scores, contexts, expected) == pytest.approx(best, abs=1e-9)
     worth = best - value(nothing, price, scores, contexts, expected)
-    assert gain_beside == pytest.approx(max(1.0, min(gain, 1 + worth / batch)))
+    assert gain_with_prompts == pytest.approx(max(1.0, min(gain, 1 + worth / batch)))
 
     scores = np.where(np.arange(k) < lengths[:, None], scores, 0.0)
     chosen, gain, price, _ = choose(*given, cost, uniform=k)
     values = [value(n, price, scores, contexts, cost) for n in (nothing, nothing + k)]
     assert max(values) == zero and gain == pytest.approx(price / plain)
     assert set(chosen.tolist()) == {k if gain > 1 else 0}
-    beside, gain_beside, *_ = choose(*given, cost, k, expected)
+    chosen, gain_with_prompts, *_ = choose(*given, cost, k, expected)
     worth = np.subtract(*(value(n, price, scores, contexts, expected) for n in (nothing + k, nothing)))
-    assert gain_beside == pytest.approx(max(1.0, min(gain, 1 + worth / batch)))
-    assert set(beside.tolist()) == {k if gain_beside > 1 else 0}
+    assert gain_with_prompts == pytest.approx(max(1.0, min(gain, 1 + worth / batch)))
+    assert set(chosen.tolist()) == {k if gain_with_prompts > 1 else 0}
 
 
 def test_equal_tokens_take_turns():

@@ -200,7 +200,7 @@ def test_a_clock_service_that_is_not_there_stops_provisioning(site: Site, conver
 
 
 def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site, converged: Result) -> None:
-    """A checkpoint of 4 MB fits and no second one beside it, while it is written. Overrides arrive as they are."""
+    """A checkpoint of 4 MB fits, and no second one with it, while it is written. Overrides arrive as they are."""
     head, folder = bed.hosts[0], f"/{RUNS}/full"
     text = r"""${oc.env:HOME} $HOME "50%" \t 'x'"""
     overrides = ["steps=6", "env.pad=4", "checkpoints.every=2", f"env.text={text}"]

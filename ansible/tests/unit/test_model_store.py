@@ -5,7 +5,7 @@ import pytest
 from role_files import read, rendered, tasks
 
 RSYNC = """#!/bin/sh
-# Copies like rsync; with the file `cut` beside it, one file, and then it fails.
+# Copies like rsync; with the file `cut` next to it, one file, and then it fails.
 while [ $# -gt 2 ]; do shift; done
 [ ! -e "$0.cut" ] || { cp "$1first" "$2"; echo cut >&2; exit 30; }
 rm -rf "$2"* && cp "$1"* "$2"

@@ -39,7 +39,7 @@ MAX_TOKEN = 1 << 20
 """Token ids and numbers of groups are below it: the hashes rely on it."""
 CHECK = 0x7FFFFFFF
 COMMON = 1
-"""Number of the group that every text is in besides its own. No group is 0: an empty slot is that of token 0."""
+"""Number of the group that every text is in, in addition to its own. No group is 0: an empty slot is that of token 0."""
 NO_TOKEN = -1
 """Stands behind the last token of a text."""
 TEXTS = 2
@@ -158,7 +158,7 @@ FILLER = NUM_BINS + 2 * NUM_MATCHES
 for later ones."""
 NUM_CLASSES = FILLER + 1
 SCALE = (1 << 16) - 1
-"""Of probabilities beside chain tokens: both stand in one number, token + probability * SCALE * MAX_TOKEN."""
+"""Of probabilities stored with chain tokens, both in one number, token + probability * SCALE * MAX_TOKEN."""
 
 
 def pack(tokens: npt.NDArray[np.integer], probabilities: npt.NDArray[np.floating]) -> Int64:
