@@ -34,7 +34,7 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 
 # A folder of tests in an environment is a job, run/ENVIRONMENT/FOLDER; JOBS of them run at a time, the long ones first.
 # All environments are created first and then marked as up to date (-o): make would postpone a job that waits for one.
-JOBS ?= 3
+JOBS ?= 2
 # The environment of an unpatched vLLM, which the plugin of sam_core is tested on.
 PLUGIN := vllm-0.32
 PLUGIN_JOB := run/$(PLUGIN)/tests/runner2

@@ -163,7 +163,8 @@ class Cluster(Section):
     nodes: int = Field(ge=1, description="number of hosts")
     dies_per_node: int = Field(ge=1, description="devices per host")
     rollout_nodes: int = Field(
-        ge=1, description="hosts that only generate, in addition to cluster.nodes, in the trainer modes that have such hosts"
+        ge=1,
+        description="hosts that only generate, in addition to cluster.nodes, in the trainer modes that have such hosts",
     )
     die_memory: Number | None = Field(
         None, ge=1, description="memory of a device, GiB; null: the memory of the layout is not checked"
