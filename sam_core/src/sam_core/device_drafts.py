@@ -39,7 +39,7 @@ MAX_TOKEN = 1 << 20
 """Token ids and numbers of groups are below it: the hashes rely on it."""
 CHECK = 0x7FFFFFFF
 COMMON = 1
-"""Number of the group that every text is in, in addition to its own. No group is 0: an empty slot is that of token 0."""
+"""The group of all texts; each text also has its own. No group is 0: an empty slot is token 0's."""
 NO_TOKEN = -1
 """Stands behind the last token of a text."""
 TEXTS = 2
