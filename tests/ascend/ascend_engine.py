@@ -111,8 +111,8 @@ class Engine:
         settings = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "seed": 0} | settings
         if sam is not None:
             settings["speculative_config"] = {"method": "sam", "num_speculative_tokens": k, "sam": sam}
-        if platform != "cpu":
-            settings = {"num_gpu_blocks_override": 128} | settings
+        blocks = 1024 if OLD and platform == "cpu" else 128  # of 16 and of 128 tokens
+        settings = {"num_gpu_blocks_override": blocks} | settings
         settings = {"skip_tokenizer_init": True, "dtype": "float32"} | settings | {"model": str(model)}
         settings["enforce_eager"] = "compilation_config" not in settings
         environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not in_process)), **environment}

@@ -111,6 +111,7 @@ def test_registration_never_raises(monkeypatch, caplog):
 
 UNCHANGED = """
 import sys
+import inspection
 from vllm.engine.arg_utils import EngineArgs
 from vllm.plugins import load_general_plugins
 import vllm.v1.worker.gpu.spec_decode as spec_decode
@@ -147,7 +148,7 @@ def test_nothing_changes_for_engines_without_it(model):
 SPAWNED = """
 import json, sys
 if __name__ == "__main__":
-    import tiny_qwen3
+    import inspection, tiny_qwen3
     from vllm import LLM, SamplingParams
     model, speculative = sys.argv[1:]
     llm = LLM(
