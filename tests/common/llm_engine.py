@@ -27,7 +27,6 @@ class Engine:
     def __init__(self, model, sam=None, k=3, **settings):
         speculative = None if sam is None else {"method": "sam", "num_speculative_tokens": k, "sam": sam}
         sizes = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
-        sizes["num_gpu_blocks_override"] = 256  # of 128 tokens; vLLM would fill a gigabyte with zeros
         fixed = {"model": str(model), "disable_log_stats": False}
         defaults = {"dtype": "float32", "enforce_eager": True, "skip_tokenizer_init": True, **sizes}
         self.start({**defaults, **settings, **fixed}, speculative)
