@@ -15,7 +15,7 @@ from sam_core.seeds import request_seed
 from verl import DataProto
 from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorkerBase, AsyncLLMServerManager
-from verl.workers.config import row_seeds
+from verl.workers import config as workers_config
 
 PROMPTS, SIBLINGS = 8, 4
 SEEDED = {"vllm": {"speculative_config": {"method": "sam", "sam": {"verify": "seeded"}}}}
@@ -99,7 +99,7 @@ def manager(servers):
         manager = object.__new__(AgentLoopManager)
         manager.config, manager.server_handles, manager.reward_model_manager = config, servers, None
         manager.agent_loop_workers = [Handle(Worker(config)) for _ in range(2)]
-        manager.num_rollouts, manager.row_seeds = 0, row_seeds(config.actor_rollout_ref.rollout)
+        manager.num_rollouts, manager.row_seeds = 0, workers_config.row_seeds(config.actor_rollout_ref.rollout)
         return manager
 
     return make
