@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines in processes of their own: vllm-ascend's over the stand-in for torch_npu, and vLLM's CPU backend beside
+"""Engines in processes of their own: vllm-ascend's over the stand-in for torch_npu, and vLLM's CPU backend next to
 it."""
 
 import functools

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the options of method sam, and of settings beside which it cannot be; npu_unit runs them, and test_options
+"""Checks of the options of method sam, and of settings that exclude it; npu_unit runs them, and test_options
 stands for them."""
 
 import sys

@@ -156,7 +156,7 @@ def check_a_step_gives_the_tokens_of_the_loops():
 
 
 def check_upstreams_verification_returns_logprob_token_ids():
-    """Aligned with the tokens; beside them another request's log-probabilities."""
+    """Aligned with the tokens, in a batch with another request's log-probabilities."""
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm_ascend.sample.rejection_sampler import AscendRejectionSampler

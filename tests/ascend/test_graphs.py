@@ -42,7 +42,7 @@ def test_every_step_of_decoding_hits_a_graph(cpu, graphs, prompts):
 
 
 def test_arrivals_and_the_end_of_the_context(cpu, graphs):
-    """Beside a prompt that is read nothing is captured; beside a request without room for K tokens nothing is
+    """In a step that reads a prompt nothing is captured; with a request without room for K tokens nothing is
     drafted."""
     rng = random.Random(5)
     prompts = [[rng.randrange(VOCAB - 1) for _ in range(8)] * 5 for _ in range(4)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of method sam reach the configuration, and bad ones and settings beside which it cannot be are one sentence.
+"""Options of method sam reach the configuration, and bad ones and settings that exclude it are one sentence.
 
 On vllm-ascend's platform (npu_options.py); tests/engine/test_options.py has vLLM's own.
 """

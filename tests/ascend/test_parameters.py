@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling parameters beside each other in batches whose rows move: each answer is that of its request alone.
+"""Different sampling parameters in batches whose rows move: each answer is that of its request alone.
 
 With vLLM 0.11, where requests whose parameters change logits are not drafted; for 0.23 see test_schedules.py.
 """

@@ -90,7 +90,7 @@ def test_thinking_budgets(found, platform):
 
 
 def test_log_probabilities(found):
-    """Of chosen tokens beside those of the best."""
+    """Of chosen tokens together with those of the best."""
     agrees(found, "log-probabilities")
 
 

@@ -88,7 +88,7 @@ def evidence_in_prose():
 
 
 def replay_in_prose():
-    """The README's figures beside its table of evidence: of the engine on an H100 and, with the plugin, on an H200."""
+    """The README's figures next to its table of evidence: of the engine on an H100 and, with the plugin, on an H200."""
     arms = record("engine-replay-h100")["arms"]
     plain, suffix, auto = (arms[arm]["seconds_by_batch"] for arm in ("plain@async", "suffix", "auto@async"))
     over_suffix = [theirs / ours for theirs, ours in zip(suffix, auto, strict=True)]

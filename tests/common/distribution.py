@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of sampled tokens of an engine beside the model's own distribution."""
+"""Pairs of sampled tokens of an engine against the model's own distribution."""
 
 import numpy as np
 import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests with sampling parameters of all kinds, for batches in which they run beside others."""
+"""Requests with sampling parameters of all kinds, for batches in which they run with others."""
 
 import random
 

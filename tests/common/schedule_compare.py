@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with an engine's answers with sam, and with what it indexed of them, beside those of a plain one."""
+"""What is wrong with an engine's answers with sam, and with what it indexed of them, against those of a plain one."""
 
 import collections
 import copy

@@ -118,10 +118,10 @@ FAMILIES = {
 }
 """By name, a function that draws arguments of SamplingParams; `structured_outputs` is a regular expression here."""
 REFUSED = {"min_p", "logit_bias"}
-"""What vLLM refuses beside speculation."""
+"""What vLLM refuses with speculation."""
 ALONE = {"structured_outputs"} | REFUSED
-BESIDE = {"logprobs", "seed", "extra_args"}
-"""All that a request with one of ALONE may have beside it."""
+WITH_ALONE = {"logprobs", "seed", "extra_args"}
+"""All that a request with one of ALONE may have in addition."""
 NOT_IN_SESSIONS = {"stop", "n", "output_kind", "prompt_logprobs", "max_tokens", "thinking_token_budget"} | ALONE
 NEED_TEXT = {"stop", "structured_outputs", "bad_words", "skip_special_tokens"}
 
@@ -161,12 +161,12 @@ def draw(seed):
             if rng.random() < 0.5:  # at any time, or when the prompt of a request is read
                 step = rng.choice([rng.randint(0, 50), rng.choice(wave).at + rng.randint(0, 4)])
                 events.append((number, step, rng.choice(whats)))
-    setup["blocks"] = max(setup["blocks"], enough_beside_sessions(itertools.chain(*waves)))
+    setup["blocks"] = max(setup["blocks"], enough_with_sessions(itertools.chain(*waves)))
     return Schedule(seed, setup, waves, events)
 
 
-def enough_beside_sessions(asks):
-    """Blocks for the longest request beside all sessions: vLLM takes none from a session that waits, and may stand
+def enough_with_sessions(asks):
+    """Blocks for the longest request and all sessions: vLLM takes none from a session that waits, and may stand
     still."""
     turns = [[(0, ask.prompt, 20), *ask.turns] for ask in asks if ask.turns]
     longest = [sum(len(prompt) + length for _, prompt, length in each) for each in turns] + [MAX_LEN]
@@ -192,7 +192,7 @@ def draw_ask(rng, key, shared, spread):
         ask.prompt, params["max_tokens"], params["output_kind"] = prompt[:30], rng.choice([1, 5, 20]), "DELTA"
         chosen -= NOT_IN_SESSIONS
     elif alone := sorted(chosen & ALONE):
-        chosen = {alone[0]} | chosen & BESIDE
+        chosen = {alone[0]} | chosen & WITH_ALONE
     elif rng.random() < 0.1:
         ask.embeds = True
         chosen -= {"prompt_logprobs"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of requests beside method sam: LoRA adapters, beam search, pooling."""
+"""Kinds of requests with method sam: LoRA adapters, beam search, pooling."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def adapter(tmp_path_factory):
     return LoRARequest("adapter", 1, str(folder))
 
 
-def test_adapters_beside_drafts(model, adapter, plain):
+def test_adapters_with_drafts(model, adapter, plain):
     """Requests with an adapter and without, which share prompts and so drafts."""
     prompts, adapters = PROMPTS * 2, [adapter] * 2 + [None] * 2
     lora = {"enable_lora": True, "max_loras": 2, "max_lora_rank": RANK}

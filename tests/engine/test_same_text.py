@@ -89,7 +89,7 @@ class Sampling:
         return self.rejection_sampler.parse_output(tokens, VOCAB)[0]
 
 
-def test_seeded_request_that_drafts_nothing_keeps_its_text_beside_drafting_ones():
+def test_seeded_request_that_drafts_nothing_keeps_its_text_in_a_batch_with_drafts():
     """Six requests with seeds, in mode rejection; two neighbours, one of them with a seed, draft in every second
     step."""
     alone, together = Sampling(range(6)), Sampling([*range(6), 100, None])

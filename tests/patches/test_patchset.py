@@ -729,7 +729,7 @@ def test_missing_source_distribution(repo):
     assert "there is no such file" in repo.run("import", "pins-1", "beta", "--from", nowhere, *to, code=1)
 
 
-@pytest.mark.skipif(not UV, reason="uv is neither on PATH nor beside this Python")
+@pytest.mark.skipif(not UV, reason="uv is neither on PATH nor next to this Python")
 def test_source_distribution_found_by_uv_is_checked_and_cached(repo, tmp_path):
     index = tmp_path / "index"
     index.mkdir()

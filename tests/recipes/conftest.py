@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes of this machine's CPU: vLLM's own platform, not that of vllm-ascend, which is installed beside it."""
+"""Recipes of this machine's CPU: vLLM's own platform, not that of vllm-ascend, which is installed as well."""
 
 import json
 import os

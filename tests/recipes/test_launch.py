@@ -307,7 +307,7 @@ def test_a_stopped_launcher_leaves_no_process(sign, status, tmp_path, patched):
 
 
 def test_two_runs_do_not_share_a_folder(monkeypatch, tmp_path, capsys, patched):
-    """Nor does a run start beside a trainer whose launcher was killed."""
+    """Nor does a run start next to a trainer whose launcher was killed."""
     words = arguments(tmp_path, "sam=off", "steps=1")
     launcher, child = start_launcher(tmp_path, words)
     orphans = [child, child.parent()]

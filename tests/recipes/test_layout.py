@@ -49,7 +49,7 @@ def test_shapes(model, parameters, experts, weights, kv_token, kv_of_8):
     ],
 )
 def test_rollout_memory(name, weights, sequence, worst, kv, full, mean):
-    """GiB a die, full sequences and thousands of mean tokens; with 8 GiB reserved, with 4 beside the communicators."""
+    """GiB a die, full sequences and thousands of mean tokens; with 8 GiB reserved, with 4 and the communicators."""
     low, high = (layout.rollout(*load(name), reserve) for reserve in (8.0, 4.0))
     assert low.weights == pytest.approx(weights, abs=0.05)
     assert low.sequence == pytest.approx(sequence, abs=0.01)

@@ -129,7 +129,7 @@ def test_answers_are_those_of_a_synchronous_run(run, off):
     assert equal >= 0.95 * len(both)
 
 
-def test_separate_async_starts_without_engines_beside_the_trainer(monkeypatch):
+def test_separate_async_starts_without_engines_on_the_trainer(monkeypatch):
     from verl.trainer.ppo.v1 import trainer_base
     from verl.trainer.ppo.v1 import trainer_separate_async as module
 

@@ -52,7 +52,7 @@ def test_a_last_step_in_which_no_engine_ran(tmp_path):
     assert (tmp_path / "report" / "pictures" / "rollout.png").exists()
 
 
-def test_the_article_s_curves_stand_beside_the_run_s(tmp_path):
+def test_the_article_s_curves_stand_next_to_the_run_s(tmp_path):
     args = report(tmp_path, "off", "on")
     folder, drawn = tmp_path / "report", []
     for option in ([], ["--article"]):

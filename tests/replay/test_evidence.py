@@ -60,7 +60,7 @@ def test_plain_decoding_gives_a_token_a_step():
     assert by_task(of_answers, ["b", "a", "b"]).tolist() == [1.5, 3.5]
 
 
-def test_auto_decides_beside_a_prompt_in_chunks():
+def test_auto_decides_while_a_prompt_is_read_in_chunks():
     answers = [*answers_of([1] * 9), *answers_of([1] * 3, prompt=range(20_000))]
     steps, _ = roll_out(answers, make("auto:3", itertools.count().__next__), 64)
     assert column(steps, "prompt").tolist()[:4] == [8192, 8191, 20_000 - 8192 + 2 - 8191, 0]

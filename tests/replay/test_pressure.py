@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance within a budget of memory, beside the best plan that knows the answers and beside private requests."""
+"""Acceptance within a budget of memory, against the best plan that knows the answers, and with private requests."""
 
 import pytest
 

@@ -52,7 +52,7 @@ def test_summary_counts_all_but_the_first_step(runs):
 
 
 def test_a_busy_machine_is_said_first(runs):
-    """Of the steps that are counted: the first one's load, that of starting engines beside it, is left out."""
+    """Of the steps that are counted: the first one's load, that of starting engines during it, is left out."""
 
     def loaded(arm, *loads):
         recorded(runs, arm, load=dict(zip("123", loads, strict=True)))

@@ -83,7 +83,7 @@ ARTICLE["config"]["cluster"] = {"nodes": 2, "dies_per_node": 16, "device": "npu"
 
 
 def test_a_report_begins_with_what_it_found_and_with_what_ran(tmp_path):
-    """The article's seconds stand beside ours where the recipe is the article's."""
+    """The article's seconds stand next to ours where the recipe is the article's."""
     for arm, sam in (("off", "off"), ("on", "batch")):
         write_run(tmp_path / arm, sam, **ARTICLE)
     text = text_of(tmp_path, arms=("off", "on"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling parameters beside each other on the second runner: each answer is that of its request alone."""
+"""Different sampling parameters on the second runner: each answer is that of its request alone."""
 
 import random
 

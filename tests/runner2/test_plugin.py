@@ -37,7 +37,7 @@ def run(program, *args, timeout=300, **environment):
 @pytest.mark.parametrize("folder", [INSTALLED, *LATER], ids=lambda folder: folder.parent.name)
 def test_all_hooks_fit(folder):
     assert [*hooks.problems(folder)] == []
-    assert LATER, "ci/setup-env puts a later release beside the installed one"
+    assert LATER, "ci/setup-env puts a later release next to the installed one"
 
 
 @pytest.mark.parametrize("hook", hooks.HOOKS, ids=lambda hook: f"{hook.owner}.{hook.name}")

@@ -53,7 +53,7 @@ def most(price, scores, lengths, contexts, cost):
 @pytest.mark.parametrize("seed", range(60))
 def test_the_choice_is_the_best_of_all(seed):
     """A rate is the best where no drafts are worth more than their time at its price. In captured graphs all requests
-    get k tokens or none; beside prompts the price is that of steps without."""
+    get k tokens or none; with prompts the price is that of steps without."""
     rng = np.random.default_rng(seed)
     batch, k = int(rng.choice([1, 2, 7, 40, 300])), int(rng.integers(1, 9))
     scores = np.minimum.accumulate(rng.random((batch, k)) ** rng.choice([0.2, 1, 3]), axis=1)
@@ -230,7 +230,7 @@ def test_drafts_that_lose_end_whatever_is_believed_of_their_cost(monkeypatch, re
 
 
 def test_drafts_wait_for_steps_that_read_no_prompt():
-    """What a token is worth beside prompts is not known before, nor what a step without takes."""
+    """What a token is worth in a step with prompts is not known before, nor what a step without takes."""
     machine, steps_on = Machine(batch=8, accept=0.8, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows)), []
     for read, steps in ((2048, 60), (0, 3), (0, 60), (2048, 60)):
         machine.read = read

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-# Around the tests in an unpacked source archive, beside their folder in the repository.
+# Around the tests in an unpacked source archive, next to their folder in the repository.
 CSRC = next(path for path in (HERE.parent / "csrc", HERE.parents[1] / "sam_core" / "csrc") if path.is_dir())
 CC = os.environ.get("CC", "cc")
 WARNINGS = ["-std=c11", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]

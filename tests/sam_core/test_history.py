@@ -87,7 +87,7 @@ def busy(tmp_path, **more):
     return proposer
 
 
-def test_an_engine_that_is_never_idle_saves_beside_its_requests(tmp_path):
+def test_an_engine_that_is_never_idle_saves_during_its_requests(tmp_path):
     """With what its switch learned."""
     auto = {"sam": {"switch": "auto"}}
     proposer = busy(tmp_path, **auto)

@@ -195,7 +195,7 @@ def test_acceptance_of_a_recording():
     answers = read_answers(DATA / "math-cot-groups8.jsonl.gz")
     alone = recorded(answers, "request", {"sources": ["request"]}, (1, 3), max_tokens=8000)
     together = recorded(answers, "group", {}, (1, 3), max_tokens=8000)
-    # Alone, a request learns from those before it what follows; siblings that run beside each other cannot.
+    # Alone, a request learns from those before it what follows; siblings that run at the same time cannot.
     for table in (alone, together):
         assert 0 < table.gain[0, 0] < table.gain[1, 0] < table.drafted[1, 0] <= 3
     assert (np.diff(together.worth, axis=2) <= 0).all() and together.accepted.max() == 3

@@ -97,7 +97,7 @@ def test_which_drafts_are_verified(counts, drafts):
 
 
 def test_an_id_that_comes_again_gets_nothing_that_is_in_flight():
-    """Of a session's turn, or a request that was aborted, beside steps without drafts, whose tokens are read late."""
+    """Of a session's turn, or a request that was aborted, between steps without drafts, whose tokens are read late."""
     runner = Runner()
     runner.begin({"a": 1, "b": 1, "c": 2}, new="c")
     state, row = runner.requests["c"], runner.input_batch.token_ids_cpu[2]

@@ -155,7 +155,7 @@ def test_seeded_sample_over_many_blocks():
 
 
 def test_seeded_sample_of_near_zero_probabilities():
-    """A token of probability 1e-4 beside a likely one of its block, and a block of them: 20 expected of 200,000."""
+    """A token of probability 1e-4 next to a likely one of its block, and a block of them: 20 expected of 200,000."""
     probs = torch.zeros(3 * noise.BLOCK)
     probs[5], probs[2 * noise.BLOCK :] = 1e-4, 1e-4 / noise.BLOCK
     probs[6] = 1 - probs.sum()

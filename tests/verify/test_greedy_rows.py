@@ -22,7 +22,7 @@ def close_logits(rows):
 
 
 @pytest.mark.parametrize("mode", ["rejection", "seeded"])
-def test_greedy_rows_beside_a_sampled_one(mode):
+def test_greedy_rows_with_a_sampled_one(mode):
     """Token for token what they are in a batch of greedy requests alone."""
     counts, rows = [K] * REQUESTS, REQUESTS * (K + 1)
     logits = close_logits(rows)

@@ -16,7 +16,7 @@ from twin.model import LAST, Model
 
 BY_PROMPT = "by_prompt"
 SPARE_SLOTS = 64  # closed slot numbers that wait at least before one is used again
-SLICE = 2048  # tokens that a step indexes at most beside six for each new one of slots that draft
+SLICE = 2048  # tokens that a step indexes at most, in addition to six for each new one of slots that draft
 MAX_LOST = 32  # last tokens of a text that a prompt which continues it may lack
 MANY_ROWS = 256  # for which a step with index_later indexes nothing at once
 OFF_SLICE = 512  # of a step that drafts nothing
