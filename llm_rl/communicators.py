@@ -26,7 +26,7 @@ MAX_GRAPH = 512
 
 
 def buffer_size(recipe: Recipe) -> int:
-    """HCCL_BUFFSIZE, MiB; raise UserError."""
+    """HCCL_BUFFSIZE, MiB. Raises UserError."""
     value = str(recipe.env.get("HCCL_BUFFSIZE", DEFAULT))
     if not value.isdecimal() or int(value) < 1:
         raise UserError(f"HCCL_BUFFSIZE must be a whole number of MiB, got {value!r} (env.HCCL_BUFFSIZE)")

@@ -18,7 +18,7 @@ from llm_rl.recipe import Recipe, Section, leaves, section_of, unknown, validate
 
 
 def load(path: Path, overrides: list[str]) -> Recipe:
-    """The recipe in `path` with `overrides` (key=value), checked for its pin set; raise UserError."""
+    """The recipe in `path` with `overrides` (key=value), checked for its pin set. Raises UserError."""
     profiles = [value for key, _, value in (override.partition("=") for override in overrides) if key == "profile"]
     config = _merge(path, recommended=bool(profiles) and profiles[-1].strip("\"' ") == "recommended")
     has_profiles = config.profile is not None

@@ -42,7 +42,7 @@ print("\\n" + json.dumps({"nodes": nodes, "free": ray.available_resources().get(
 
 
 def variables(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, str]:
-    """What every process of a run gets, on every host; raise UserError.
+    """What every process of a run gets, on every host. Raises UserError.
 
     The recipe's `env` overrides what the pin set and the device need.
     """
@@ -107,10 +107,10 @@ def _check_ascend(env: Mapping[str, str], pin_set: PinSet, eager: bool) -> None:
 
 
 def ray_address(recipe: Recipe, wait: float = RAY_WAIT) -> str:
-    """Address of the Ray cluster to join, or `local` to start one; UserError where none has enough devices.
+    """Address of the Ray cluster to join, or `local` to start one.
 
     $RAY_ADDRESS is joined if it is set. Else recipes on a CPU start a Ray; others join the one that runs on this host,
-    and a recipe for one host starts one if there is none. wait: seconds.
+    and a recipe for one host starts one if there is none. Raises UserError if none has enough devices. wait: seconds.
     """
     device, dies, nodes = recipe.cluster.device, recipe.cluster.dies_per_node, recipe.hosts
     resource = "NPU" if device == "npu" else "GPU"

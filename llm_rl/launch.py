@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def plan(recipe: Recipe, run_dir: Path, dry_run: bool = False) -> Plan:
-    """Check a recipe and work out what will run; raise UserError. A dry run looks for no Ray cluster."""
+    """Check a recipe and work out what will run. Raises UserError. A dry run looks for no Ray cluster."""
     pin_set = PinSet(recipe.pin_set)
     entry = pin_set.entry_point(recipe)
     model = read_shape(Path(recipe.model.path))
@@ -249,7 +249,10 @@ def lock_folder(run_dir: Path) -> Iterator[int]:
 
 
 def begin_record(planned: Plan, trees: dict[str, str], done: int) -> dict[str, Any]:
-    """run.json at the start of a run, or when it goes on after `done` steps; UserError where it is another run's."""
+    """run.json at the start of a run, or when it goes on after `done` steps.
+
+    Raises UserError if it is of another run.
+    """
     recipe, path = planned.recipe, planned.run_dir / "run.json"
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     record: dict[str, Any] = {
@@ -294,7 +297,7 @@ def _config(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
 
 
 def tree_ids(recipe: Recipe) -> dict[str, str]:
-    """Tree ids of the patched modules; UserError unless exactly the pin set's patches are applied here.
+    """Tree ids of the patched modules. Raises UserError unless exactly the pin set's patches are applied here.
 
     Off an NPU vllm_ascend need not be installed.
     """

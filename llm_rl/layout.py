@@ -216,7 +216,7 @@ def training(recipe: Recipe, model: Shape) -> Training:
 
 
 def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
-    """Lines of the table and warnings; UserError where the recipe cannot run."""
+    """Lines of the table and warnings. Raises UserError if the recipe cannot run."""
     check_sizes(recipe, model)
     dies, dies_per_node = recipe.cluster.dies, recipe.cluster.dies_per_node
     tp, dp = recipe.rollout.tensor_model_parallel_size, recipe.rollout.data_parallel_size

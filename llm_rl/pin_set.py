@@ -90,7 +90,7 @@ class PinSet:
         return self.keys.settings(recipe) | self._functions.derive(recipe)
 
     def entry_point(self, recipe: Recipe) -> EntryPoint:
-        """How verl is started; UserError unless this environment has the pin set's verl."""
+        """How verl is started. Raises UserError unless this environment has the pin set's verl."""
         try:
             installed = f"verl {importlib.metadata.version('verl')}"
         except importlib.metadata.PackageNotFoundError:

@@ -393,7 +393,7 @@ def unknown(name: str) -> str:
 
 
 def validate(values: dict[str, Any], origin: str) -> Recipe:
-    """The recipe with these values; UserError for the first that is wrong. origin: where the values come from."""
+    """The recipe with these values. Raises UserError for the first wrong one. origin: where the values come from."""
     try:
         return Recipe.model_validate(values)
     except ValidationError as e:

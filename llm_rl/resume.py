@@ -26,9 +26,9 @@ TOKENS = "rollout/spec/tokens"
 
 
 def read_steps(path: Path) -> list[dict]:
-    """The training steps in verl's step log, each with what all complete lines of its number say; UserError.
+    """The training steps in verl's step log, each with what all complete lines of its number say.
 
-    A trainer may log in parts, and before its first step.
+    A trainer may log in parts, and before its first step. Raises UserError if a line is not JSON.
     """
     steps: dict[int, dict] = {}
     for _, row in _complete_lines(path):
@@ -48,9 +48,10 @@ def complete(checkpoints: Path) -> list[int]:
 
 
 def point(run_dir: Path, every: int) -> int:
-    """The step after which a run resumes, 0: from its start; UserError if log and checkpoints do not belong together.
+    """The step after which a run resumes, 0: from its start.
 
-    every: training steps between checkpoints; 0: no checkpoints.
+    every: training steps between checkpoints; 0: no checkpoints. Raises UserError if log and checkpoints do not belong
+    together.
     """
     logged = 0
     for step in read_steps(run_dir / "steps.jsonl"):
@@ -125,7 +126,7 @@ def _truncate_engine_logs(run_dir: Path, tokens: int) -> None:
 
 
 def _complete_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Lines up to the last newline, and what they say; UserError. A kill can leave an incomplete one after it."""
+    """Lines up to the last newline, with their JSON; a kill can leave an incomplete one after it. Raises UserError."""
     lines = path.read_bytes().decode(errors="replace").split("\n")[:-1] if path.is_file() else []
     for number, line in enumerate(lines, 1):
         try:

@@ -58,7 +58,10 @@ SHAPES = {
 
 
 def read_shape(model: Path) -> Shape | None:
-    """The sizes in config.json of the folder `model`, else those of SHAPES by its name, else None; UserError."""
+    """The sizes in config.json of the folder `model`, else those of SHAPES by its name, else None.
+
+    Raises UserError if the file cannot be used.
+    """
     file = model / "config.json"
     if not file.is_file():
         return SHAPES.get(model.name)

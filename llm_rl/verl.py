@@ -100,9 +100,9 @@ def _speculation(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
 
 
 def compose(entry: EntryPoint, release: str, overrides: list[str]) -> DictConfig:
-    """verl's own configuration with the overrides, composed as verl does at its start; UserError for what it rejects.
+    """verl's own configuration with the overrides, composed as verl does at its start.
 
-    release: name and version of verl.
+    release: name and version of verl. Raises UserError if verl rejects them.
     """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException

@@ -30,7 +30,7 @@ class _Broken(Exception):
 
 
 def fetch(url: str, path: Path, pause: float = 2.0) -> None:
-    """Download `url` to `path`, completely or not at all; raise UserError.
+    """Download `url` to `path`, completely or not at all. Raises UserError.
 
     The part that has arrived stays in `<path>.part`, its address and the server's name for this version of the file in
     `<path>.part.json`. A later call resumes there, or starts over if the file has changed. After a broken connection it

@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def rows(path: Path) -> Iterator[tuple[str, Row | str]]:
-    """Rows of a Parquet file, or of a file with one JSON object a line; UserError if it cannot be read.
+    """Rows of a Parquet file, or of a file with one JSON object a line. Raises UserError if it cannot be read.
 
     Yields (place, row), or (place, what is wrong) for a line that is no JSON object.
     """

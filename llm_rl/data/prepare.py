@@ -71,7 +71,7 @@ def convert(
 def prepare(
     name: str, source: str, out: Path, skip_bad: bool, expected: str | None, keep_duplicates: bool = False
 ) -> dict[str, Any]:
-    """Write `out` and its record `<out>.json`; returns the record. UserError.
+    """Write `out` and its record `<out>.json`; returns the record. Raises UserError.
 
     A URL is downloaded to `<out>.source`, which stays until the data set is written, so that a call after a bad row
     does not download again. expected: SHA-256 that the source must have, or None.

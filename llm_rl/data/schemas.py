@@ -25,7 +25,7 @@ class RowError(ValueError):
 
 
 def text(row: Row, name: str) -> str:
-    """The non-empty string in field `name`; raise RowError."""
+    """The non-empty string in field `name`. Raises RowError."""
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
         raise RowError(f"has no text in {name!r}" if name in row else f"has no field {name!r}")
@@ -94,4 +94,4 @@ SETS: dict[str, Callable[[Row, int], Row]] = {
     "aime2024": aime2024,
     "math500": math500,
 }
-"""By data set: a function from a public row and its number, from 1, to a row in verl's schema; it raises RowError."""
+"""By data set: a function from a public row and its number, from 1, to a row in verl's schema. It raises RowError."""

@@ -20,7 +20,7 @@ POWER = 2.8
 
 
 def compare(off: Path, on: Path) -> dict[str, Any]:
-    """The comparison of two files of results, as written by --out; UserError if they cannot be compared."""
+    """The comparison of two files of results, as written by --out. Raises UserError if they cannot be compared."""
     (head_off, rows_off), (head_on, rows_on) = generate.read(off), generate.read(on)
     for path, head, rows, expected in ((off, head_off, rows_off, "off"), (on, head_on, rows_on, "batch")):
         if head["sam"] != expected:

@@ -96,7 +96,7 @@ def describe(args: argparse.Namespace, count: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
-    """The file of results, open to append rows, and its complete rows; UserError if those have other settings."""
+    """The file of results, open to append rows, and its complete rows. Raises UserError if it has other settings."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "ab+")  # noqa: SIM115
@@ -175,9 +175,9 @@ def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: 
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The header of a file of results and its rows by the question's key; UserError.
+    """The header of a file of results and its rows by the question's key.
 
-    An incomplete last line is ignored.
+    An incomplete last line is ignored. Raises UserError if the file cannot be read, or is not one of results.
     """
     try:
         lines = path.read_bytes().split(b"\n")[:-1]

@@ -23,7 +23,7 @@ class Question:
 
 
 def read(path: Path, limit: int | None = None) -> list[Question]:
-    """The first `limit` questions of a Parquet or JSON Lines file; all without it. UserError."""
+    """The first `limit` questions of a Parquet or JSON Lines file; all without it. Raises UserError."""
     if limit is not None and limit < 1:
         raise UserError(f"--limit must be at least 1, got {limit}")
     questions: dict[str, Question] = {}

@@ -24,7 +24,10 @@ from llm_rl.reports.runs import read_run
 
 
 def load(folders):
-    """The summary and the Runs of {"off": folder, "on": ..., "auto": ...}, one of ARMS perhaps missing; UserError."""
+    """The summary and the Runs of {"off": folder, "on": ..., "auto": ...}, one of ARMS perhaps missing.
+
+    Raises UserError if one of them cannot be used.
+    """
     runs = {arm: read_run(folder) for arm, folder in folders.items()}
     answers = {arm: read_answers(folder) for arm, folder in folders.items()}
     sampled = {arm: compare_answers(answers["off"], answers[arm]) for arm in folders if arm != "off"}
@@ -32,9 +35,9 @@ def load(folders):
 
 
 def write(out, summary, runs, accuracy=(), article=False):
-    """Write the report to the folder `out`, all of it or nothing; OSError if it cannot be written.
+    """Write the report to the folder `out`, all of it or nothing.
 
-    article: with its curves.
+    article: with its curves. Raises OSError if it cannot be written.
     """
     from llm_rl.reports.pictures import draw
 

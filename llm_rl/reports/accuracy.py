@@ -8,7 +8,7 @@ FIELDS = ("questions", "answers_to_each", "temperature", "off", "on", "differenc
 
 
 def read(path):
-    """The evaluation in `path`, with its file's name as "name"; UserError if it is none."""
+    """The evaluation in `path`, with its file's name as "name". Raises UserError if it is none."""
     evaluation = read_json(path)
     if not isinstance(evaluation, dict) or any(name not in evaluation for name in FIELDS):
         raise UserError(f"{path} is no comparison: make it by `python -m llm_rl.evaluation compare OFF ON --out FILE`")

@@ -21,7 +21,10 @@ class Answer:
 
 
 def read_answers(folder):
-    """The answers that a run logged, {(training step, prompt, answer): Answer}; empty if it logged none; UserError."""
+    """The answers that a run logged, {(training step, prompt, answer): Answer}; empty if it logged none.
+
+    Raises UserError if a log cannot be read or is damaged.
+    """
     answers = {}
     for path in sorted(folder.glob("answers-*.jsonl")):
         try:

@@ -44,7 +44,7 @@ class Run:
 
 
 def read_run(folder):
-    """The Run in `folder`; UserError if a file is missing, unreadable or short, or the run did not succeed."""
+    """The Run in `folder`. Raises UserError if a file is missing, unreadable or short, or the run did not succeed."""
     record = _read_record(folder / "run.json")
     if record["status"] != "ok":
         raise UserError(f"{folder} is no finished run: its run.json has status {record['status']!r}")
@@ -56,7 +56,7 @@ def read_run(folder):
 
 
 def read_json(path):
-    """The parsed content of a JSON file; raise UserError."""
+    """The parsed content of a JSON file. Raises UserError."""
     try:
         return json.loads(path.read_text())
     except OSError as error:

@@ -170,7 +170,10 @@ def _recipe(args: argparse.Namespace) -> int:
 
 
 def _clock(args: argparse.Namespace, recipe: Recipe, plan: Setup, shape: Shape) -> tuple[Device | None, Cost, str]:
-    """The device, None where its steps were measured, their cost, and what it is from; LabError."""
+    """The device, None where its steps were measured, their cost, and what it is from.
+
+    Raises LabError if there is no clock of that device, or --device names another.
+    """
     kind = recipe.cluster.device
     name = {"npu": "910C", "cuda": "H100"}.get(kind)
     if name is None:

@@ -276,7 +276,7 @@ def open_lines(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _checked(text: Any, where: str) -> Tokens:
-    """A text as int32[n]; ValueError unless it is a sequence of token ids."""
+    """A text as int32[n]. Raises ValueError unless it is a sequence of token ids."""
     try:
         array = np.asarray(text)
     except ValueError:

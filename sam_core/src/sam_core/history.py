@@ -194,7 +194,7 @@ class SavedHistory:
         return pool
 
     def restore_switch(self, switch: Switch) -> None:
-        """Restore what the switch had learned, if that was saved; ValueError, one sentence, if it is damaged."""
+        """Restore what the switch had learned, if that was saved. Raises ValueError, one sentence, if it is damaged."""
         if switch.state() is None:
             return
         try:

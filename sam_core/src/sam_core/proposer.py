@@ -64,7 +64,7 @@ class SamProposer:
 
     Args:
         k: maximum tokens of a draft.
-        sam: the engine's `speculative_config["sam"]`, or None for the defaults; ValueError names a bad option.
+        sam: the engine's `speculative_config["sam"]`, or None for the defaults. ValueError names a wrong one.
         max_model_len: no draft reaches beyond it.
         vocab_size: tokens of the model's vocabulary, to which drafts are limited; None: unknown.
         tokenizer: the folder of the model's tokenizer, or a name, which is ignored: a corpus or a history of another

@@ -479,9 +479,9 @@ class AutoSwitch(Switch):
         return sorted(found, key=lambda n: (cost.known(base + n, n > 0), n))
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Begin with what another process learned, perhaps on another machine; ValueError if `state` is no record.
+        """Begin with what another process learned, perhaps on another machine.
 
-        Costs that the first steps contradict are dropped.
+        Costs that the first steps contradict are dropped. Raises ValueError if `state` is no record.
         """
         self.restore(state)
         self._trial = []

@@ -42,7 +42,7 @@ def group_params(
 
 
 def _plain(value: Any) -> Any:
-    """The list of an array; TypeError for anything else that JSON has not."""
+    """The list of an array. Raises TypeError for any other type that JSON does not have."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value)} has no name")

@@ -26,7 +26,7 @@ def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_speculative_config(config: Any, interface: str) -> None:
-    """Complete and check a vLLM SpeculativeConfig of method sam; ValueError says in one sentence what is wrong.
+    """Complete and check a vLLM SpeculativeConfig of method sam. Raises ValueError, one sentence, if it is wrong.
 
     Args:
         config: with its target's model_config and parallel_config; changed.

@@ -25,7 +25,7 @@ FLAGS = (("spec_method", "method"), ("spec_model", "model"), ("spec_tokens", "nu
 
 
 def create_speculative_config(engine_args: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
-    """The SamSpeculativeConfig of an engine's EngineArgs; ValueError, perhaps pydantic's, says what is wrong."""
+    """The SamSpeculativeConfig of an engine's EngineArgs. Raises ValueError, perhaps pydantic's, if they are wrong."""
     import vllm
 
     check(Path(vllm.__file__).parent, vllm.__version__)
