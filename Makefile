@@ -9,7 +9,7 @@ DEMO_PINSETS := $(notdir $(patsubst %/pins.toml,%,$(shell grep -l '^demo = true'
 
 # Tests that need .venvs/tools alone, those that need torch but no engine and run in the environment of PIN, and those
 # that a pin set's pins.toml lists.
-QUICK_TESTS := tests/sam_core tests/replay tests/ci tests/patches tests/accuracy tests/reports
+QUICK_TESTS := tests/sam_core tests/ci tests/replay tests/patches tests/accuracy tests/reports
 TORCH_TESTS := tests/verify
 $(foreach pinset,$(PINSETS),$(eval TESTS_$(pinset) := $(shell patches/patchset pin $(pinset) tests)))
 tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
@@ -47,7 +47,7 @@ test: ## lint and all tests but the slow ones; with PIN=... those of that pin se
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS) lint
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS:%=-o %) $(SLOW_JOBS) \
 		$(call jobs-of,$(PIN)) $(PLUGIN_JOB) $(foreach pinset,$(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) \
-		$(QUICK_JOBS) test-ansible
+		test-ansible $(QUICK_JOBS)
 else
 test: known-pin-set
 	+$(MAKE) --no-print-directory -j$(JOBS) $(call jobs-of,$(PIN))
