@@ -148,7 +148,7 @@ def check(of: str, rows: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def _content(name: str, commit: str, path: str, sha256: str, folder: Path) -> bytes:
-    """A file's content, from the folder or downloaded into it. Raises LabError if it is missing or another one."""
+    """A file's content, from the folder or downloaded into it. Raises LabError if it cannot be had or differs."""
     local = folder / name / path
     kept = local.is_file()
     if kept:

@@ -230,7 +230,7 @@ def test_drafts_that_lose_end_whatever_is_believed_of_their_cost(monkeypatch, re
 
 
 def test_drafts_wait_for_steps_that_read_no_prompt():
-    """What a token is worth in a step with prompts is not known before, nor what a step without takes."""
+    """Before them neither the time of a step without prompts is known, nor what a token is worth in one with."""
     machine, steps_on = Machine(batch=8, accept=0.8, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows)), []
     for read, steps in ((2048, 60), (0, 3), (0, 60), (2048, 60)):
         machine.read = read

@@ -22,7 +22,7 @@ MAX_CANDIDATES = 24  # of the end of the text
 DEEP_CANDIDATES = 5  # of a node below
 MORE = 6  # candidates that a match names for a tree
 COPIES = 8
-SHORT_MATCH = 4  # length in tokens of matches for which a follower is asked
+SHORT_MATCH = 4  # tokens; followers are used only if no match has more
 ALPHA = 4  # of `suffix`, SuffixDecoding's alpha: a match of p tokens drafts at most ALPHA * p
 PATH_ONE = 1 << 30
 
