@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -182,12 +183,21 @@ class Engine:
                     self.engine.reset_prefix_cache(reset_running_requests=True)
             if step == resume:
                 self.core.resume_scheduler()
+            self.wait_for_grammars()
             for output in self.engine.step():
                 self.collect(self.current[output.request_id], output)
             has_ended = not self.engine.has_unfinished_requests() and (not drain or self.is_idle())
             if has_ended and not todo and (resume is None or step >= resume):
                 return
         raise AssertionError(f"{sorted(self.engine.output_processor.request_states)} do not end in {MAX_STEPS} steps")
+
+    def wait_for_grammars(self):
+        """Wait for the threads that compile grammars if no other request is left: how many empty steps pass meanwhile
+        depends on how busy the machine is."""
+        requests = self.core.scheduler.requests.values()
+        if all(request.status.name == "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR" for request in requests):
+            grammars = [request.structured_output_request._grammar for request in requests]
+            concurrent.futures.wait([each for each in grammars if isinstance(each, concurrent.futures.Future)])
 
     def do(self, method, ask, *rest):
         if method == self.add:
