@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_rl.evaluation import statistics
@@ -40,7 +40,6 @@ def test_interval_of_all_right_is_not_a_point():
     assert statistics.pass_at_1([1], 1).low < 0.2
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n), min_size=1, max_size=40))))
 def test_interval_holds_its_value_and_mirrors(drawn):
     answers, right = drawn
@@ -73,7 +72,6 @@ def test_paired_test_is_wrong_as_often_as_it_says(questions, answers):
         assert share > 0.5 * level, "a test that never says so says nothing"
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=9))
 def test_paired_test_is_the_share_of_sign_patterns(pairs):
     off, on = zip(*pairs, strict=True)

@@ -74,7 +74,7 @@ def prompts():
 @pytest.fixture(scope="session")
 def npu_unit():
     """Results of the checks in npu_unit.py by name: None, or the text of what was raised."""
-    out, _ = start("npu", str(HERE / "npu_unit.py")).communicate(timeout=300)
+    out, _ = start("npu", str(HERE / "npu_unit.py")).communicate()
     assert out, "npu_unit.py failed: see its standard error"
     return json.loads(out)
 

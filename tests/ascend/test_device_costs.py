@@ -97,7 +97,7 @@ def test_min_tokens_behind_drafts_waits_for_nothing(tmp_path):
     """Request 1 has reached it with its drafts; 0 and 3 have not."""
     program = tmp_path / "behind_drafts.py"
     program.write_text(BEHIND_DRAFTS)
-    printed, _ = start("metered", str(program)).communicate(timeout=300)
+    printed, _ = start("metered", str(program)).communicate()
     events, masked = json.loads(printed.splitlines()[-1])
     assert not events
     assert masked == [[0, 2], [0, 5], [3, 7]]

@@ -43,5 +43,5 @@ def test_upstreams_own_unit_tests(tmp_path, monkeypatch):
                 (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / path).write_bytes(archive.extractfile(member).read())
     monkeypatch.chdir(tmp_path)
-    printed, _ = start("npu", "-m", "pytest", "-q", "-p", "no:cacheprovider", *UPSTREAMS).communicate(timeout=300)
+    printed, _ = start("npu", "-m", "pytest", "-q", "-p", "no:cacheprovider", *UPSTREAMS).communicate()
     assert f"\n{PASSED} passed" in printed, printed

@@ -20,7 +20,7 @@ def test_an_engine_without_the_package(model, platform):
     ]
     here = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     words = [str(HERE / "without_sam_core.py"), str(model), json.dumps(asked)]
-    out, _ = start(platform, *words, environment=here).communicate(timeout=300)
+    out, _ = start(platform, *words, environment=here).communicate()
     assert out, "without_sam_core.py failed: see its standard error"
     plain, ngram, seeded, sam = json.loads(out)
     assert len(plain) == 8 and plain == ngram

@@ -22,12 +22,12 @@ def test_every_package_has_a_file_for_the_platform(lock, platform, tmp_path):
     words = [uv, "pip", "install", "--quiet", "--dry-run", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
     words += ["--no-binary", SOURCE_ONLY, "--python-platform", platform, "--target", tmp_path]
     words += ["--python-version", pins["runtime"]["npu"]["python"], "-r", lock]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True)
     assert done.stderr == "" and done.returncode == 0
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.parent.name)
 def test_it_fits_the_packages_of_the_day_when_upstream_s_image_was_built(lock):
     check = [sys.executable, ROOT / "ci/lock-image", lock.parent.name, "--check"]
-    done = subprocess.run(check, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -2,8 +2,11 @@
 """What is asked of every kind of engine: count(), drafter(), run(), stop() are those of tests/engine and
 tests/ascend."""
 
+import math
 import os
 import time
+
+from sam_core.files import lock
 
 from sam_core import Pool
 
@@ -68,7 +71,5 @@ def history_is_found_again(start, folder, rank, prompts, answers):
     assert engine.random_seed() != 0, "it draws the random numbers that the history may depend on"
     settled(engine)
     engine.stop()
-    end = time.monotonic() + 10
-    while Pool.describe(path)["texts"] == len(prompts) and time.monotonic() < end:
-        time.sleep(0.05)
+    os.close(lock(path.with_name("lock"), math.inf))  # the engine's process holds it until it has saved and ended
     assert Pool.describe(path)["texts"] == 2 * len(prompts), "what it answered itself was not saved"

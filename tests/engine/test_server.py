@@ -31,7 +31,7 @@ class Server:
 
     def ask(self, path, **body):
         """The text of an answer; each request is a connection of its own, which either API server may take."""
-        answer = requests.request("POST" if body else "GET", self.url + path, json=body or None, timeout=120)
+        answer = requests.request("POST" if body else "GET", self.url + path, json=body or None)
         answer.raise_for_status()
         return answer.text
 
@@ -61,14 +61,14 @@ def server(tmp_path_factory):
     with open(log, "w") as file:
         output = {"stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True}
         process = subprocess.Popen([VLLM, "serve", MODEL, "--port", port, *WORDS], env=os.environ | more, **output)
-    server, end = Server(f"http://127.0.0.1:{port}"), time.monotonic() + 1500
+    server = Server(f"http://127.0.0.1:{port}")
     try:
         while not server.healthy():
-            assert process.poll() is None and time.monotonic() < end, log.read_text()[-5000:]
+            assert process.poll() is None, log.read_text()[-5000:]
             time.sleep(0.5)
         yield server
         process.terminate()
-        process.wait(60)
+        process.wait()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

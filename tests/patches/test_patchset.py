@@ -558,13 +558,17 @@ def test_killed_export_leaves_the_old_or_the_new_set(repo, tmp_path):
 
 
 def test_two_at_once_wait_for_each_other(repo, venv, tmp_path):
-    slow = "import time, _patchset.target as t\nreal = t.inspect\n"
-    slow += f"t.inspect = lambda *a: (open({str(tmp_path / 'inside')!r}, 'w'), time.sleep(0.7), real(*a))[2]"
+    inside, waits = tmp_path / "inside", tmp_path / "waits"
+    slow = "import os, time, _patchset.target as t\nreal = t.inspect\ndef inspect(*a):\n"
+    slow += f" open({str(inside)!r}, 'w')\n while not os.path.exists({str(waits)!r}): time.sleep(0.01)\n"
+    slow += " return real(*a)\nt.inspect = inspect"
+    says = "import fcntl\nreal = fcntl.flock\ndef flock(file, how):\n"
+    says += f" how & fcntl.LOCK_NB or open({str(waits)!r}, 'w')\n return real(file, how)\nfcntl.flock = flock"
     with ThreadPoolExecutor() as pool:
         first = pool.submit(repo.run, "apply", "pins-1", "--env", venv.parents[2], before=slow)
-        while not (tmp_path / "inside").exists() and not first.done():
+        while not inside.exists() and not first.done():
             time.sleep(0.01)
-        out = repo.run("apply", "pins-1", "--env", venv.parents[2])
+        out = repo.run("apply", "pins-1", "--env", venv.parents[2], before=says)
     assert "waiting for another patchset" in out and out.count("already patched") == 2
     assert "patched, 5 files" in first.result()
     assert not (venv / ".patchset").exists()

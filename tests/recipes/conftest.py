@@ -35,7 +35,7 @@ def train():
         command = [program, *overrides, "--run-dir", folder]
         path = [str(HERE / site), str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | variables
-        result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
+        result = subprocess.run(command, capture_output=True, text=True, env=env)
         assert result.returncode == 0, result.stdout + result.stderr
         return result
 

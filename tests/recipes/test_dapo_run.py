@@ -36,16 +36,16 @@ DASHBOARD = launch.ROOT / "ansible/roles/monitoring/files/dashboard.json"
 def train_until_killed(folder, *overrides):
     """Start a run and kill it, Ray's processes included, when its second step has engine rows, behind its rollout."""
     launcher = subprocess.Popen([SCRIPT, *overrides, "--run-dir", folder], stdout=subprocess.DEVNULL)
-    steps, end = folder / "steps.jsonl", time.monotonic() + 600
+    steps = folder / "steps.jsonl"
     first = None
     while first is None or rollout_tokens(folder) == first["data"]["rollout/spec/tokens"]:
-        assert launcher.poll() is None and time.monotonic() < end
+        assert launcher.poll() is None
         time.sleep(0.02)
         first = next(iter(launch.read_steps(steps)), None)
     others = psutil.Process(launcher.pid).children(recursive=True)
     for process in (launcher, *others):
         process.kill()
-    psutil.wait_procs(others, timeout=30)
+    psutil.wait_procs(others)
     assert launcher.wait() == -9
     assert len(launch.read_steps(steps)) == 1, "the second step was over too soon"
     tracker = folder / "checkpoints" / "latest_checkpointed_iteration.txt"

@@ -289,9 +289,8 @@ def start_launcher(folder, words):
     launcher = multiprocessing.get_context("fork").Process(target=run)
     with open(folder / "errors", "w") as errors:
         launcher.start()
-    end = time.monotonic() + 60
     while not (pids.is_file() and pids.read_text().endswith("\n")):
-        assert launcher.is_alive() and time.monotonic() < end
+        assert launcher.is_alive()
         time.sleep(0.1)
     return launcher, psutil.Process(int(pids.read_text()))
 
@@ -300,7 +299,7 @@ def start_launcher(folder, words):
 def test_a_stopped_launcher_leaves_no_process(sign, status, tmp_path, patched):
     launcher, child = start_launcher(tmp_path, arguments(tmp_path))
     os.kill(launcher.pid, sign)
-    launcher.join(60)
+    launcher.join()
     error = (tmp_path / "errors").read_text()
     assert launcher.exitcode == status and "Traceback" not in error, error
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
@@ -318,7 +317,7 @@ def test_two_runs_do_not_share_a_folder(monkeypatch, tmp_path, capsys, patched):
     assert "error: a run is still going on in" in capsys.readouterr().err
     for orphan in orphans:
         orphan.kill()
-    psutil.wait_procs(orphans, timeout=10)
+    psutil.wait_procs(orphans)
     assert launch.main(words) == 0
 
 

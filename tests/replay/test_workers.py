@@ -48,7 +48,7 @@ def test_signal_ends_all_processes(tmp_path, send, number):
     with subprocess.Popen(command, text=True, preexec_fn=heard, start_new_session=True, **more) as child:
         assert child.stdout.readline() + child.stdout.readline() in ("0\n1\n", "1\n0\n")
         send(child.pid, number)
-        out, err = child.communicate(timeout=20)
+        out, err = child.communicate()
     assert out == ""
     if number == signal.SIGINT:
         assert child.returncode == 130 and err == "interrupted\n"
@@ -62,6 +62,6 @@ def pause(seconds):
 def test_a_result_that_raises_ends_the_others():
     start = time.monotonic()
     with pytest.raises(TypeError):
-        for _, future in finished(pause, [("no number",), (60,), (60,)], 2):
+        for _, future in finished(pause, [("no number",), (600,), (600,)], 2):
             future.result()
-    assert time.monotonic() - start < 30 and not multiprocessing.active_children()
+    assert time.monotonic() - start < 300 and not multiprocessing.active_children()

@@ -72,7 +72,7 @@ class Rollout:
         for rank in self.ranks:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 rank.kill()
-            rank.wait(60)
+            rank.wait()
 
 
 def metrics(done):

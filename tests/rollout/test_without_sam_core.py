@@ -17,8 +17,8 @@ def test_every_patched_module_loads(tmp_path):
     assert "verl.trainer.ppo.metric_utils" in modules
     (tmp_path / "load.py").write_text(LOAD)
     process = start(str(tmp_path / "load.py"), *modules)
-    process.communicate(timeout=300)
-    assert process.wait(60) == 0
+    process.communicate()
+    assert process.wait() == 0
 
 
 def test_the_synchronous_rollout_runs_and_counts_nothing(model, prompts):

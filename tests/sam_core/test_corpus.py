@@ -81,7 +81,7 @@ class Brute:
 TEXTS = st.lists(st.lists(st.integers(A, D), max_size=30) | st.lists(st.just(A), max_size=60), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     data=st.data(), texts=TEXTS.filter(any), history=st.lists(st.integers(A, D), max_size=12), most=st.integers(0, 16)
 )

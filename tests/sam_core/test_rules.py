@@ -103,7 +103,7 @@ TEXTS = [[0, 1, 2, 0, 0, 1, 1, 2], [2, 2, 1, 0, 2, 0, 1], [1, 1, 1, 0]]
 
 @pytest.mark.parametrize("sources", [("request",), ("group",), ("request", "group")], ids="+".join)
 @pytest.mark.parametrize("rule", ["oldest", "newest", "count"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_by_definition(tmp_path_factory, rule, sources, data):
     with_corpus = rule in COPYING and data.draw(st.booleans())
@@ -129,7 +129,7 @@ def test_by_definition(tmp_path_factory, rule, sources, data):
 SUFFIX_TEXT = st.lists(st.integers(0, MORE - 2), max_size=14)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(outputs=st.lists(SUFFIX_TEXT, max_size=4), prompt=SUFFIX_TEXT, answer=SUFFIX_TEXT, k=st.integers(1, 24))
 def test_suffix_drafts_what_the_papers_algorithm_does(outputs, prompt, answer, k):
     """GenerateCandidateTree with fractions: of all suffixes, in the request or the group, the best score wins."""

@@ -161,7 +161,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, phases=[Phase.generate])
+TestPool.settings = settings(max_examples=150, stateful_step_count=40, phases=[Phase.generate])
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])

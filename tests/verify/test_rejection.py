@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from sam_core import verify
 
-many = settings(max_examples=60, deadline=None)
+many = settings(max_examples=60)
 
 
 def given_draws(batch, draws, is_greedy=None):

@@ -125,7 +125,7 @@ def test_a_sample_depends_on_its_own_row_alone(vocabulary):
     assert len(set(whole.tolist())) > 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches())
 def test_verify_against_a_loop(batch):
     """Each row sampled by its own key and position; the first sample that is not the draft ends the request."""

@@ -18,7 +18,6 @@ from hosts import Bed
 
 ROOT = Path(__file__).resolve().parents[3]
 LOGS = ROOT / ".cache/bed/logs"
-PLAY_SECONDS = 900
 
 
 @dataclasses.dataclass
@@ -113,7 +112,6 @@ class Site:
             inventory=str(file),
             cmdline=" ".join(words),
             ident=f"{self.runs:02}-{playbook}",
-            timeout=PLAY_SECONDS,
             quiet=True,
             envvars=self._environment(),
         )
@@ -143,9 +141,7 @@ class Site:
         mine.mkdir(exist_ok=True)
         (mine / "hosts.yml").write_text(json.dumps(self.inventory()))
         environment = os.environ | self._environment()
-        done = subprocess.run(
-            command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=PLAY_SECONDS
-        )
+        done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
         return done.stdout
 

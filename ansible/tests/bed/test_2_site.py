@@ -323,7 +323,7 @@ def train_while(site: Site, head: Host, fault: Callable[[], None], **request: ob
 
     def wait() -> None:
         run = str(request["recipe_launch_run"])
-        head.until(lambda: len(steps(head, run)) >= 3, "the job has made three steps", 120)
+        head.until(lambda: len(steps(head, run)) >= 3, "the job has made three steps")
         fault()
 
     thread = threading.Thread(target=wait)
@@ -476,7 +476,7 @@ def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site,
         rf"bed1: the run apart (was stopped|ended) because bed2 no longer has /{RUNS}/apart, expected the storage "
     )
     assert re.match(sentence, result.sentence)
-    unmounted.until(lambda: not unmounted.run("ls", "/srv/sam-rl"), "nothing is in the folder below the mount", 1)
+    unmounted.until(lambda: not unmounted.run("ls", "/srv/sam-rl"), "nothing is in the folder below the mount")
     result = site.play("cluster", "--limit", "bed2").must_fail()
     note("host without the shared folder joins again", "cluster", result)
     assert result.sentence.startswith("bed2: /srv/sam-rl/runs is not the folder that bed1 has, expected storage ")

@@ -127,7 +127,7 @@ def main():
     ray.init(address=os.environ["RAY_ADDRESS"])
     hosts = math.floor(ray.cluster_resources()["NPU"] / 16)
     group = placement_group([{"NPU": 16}] * hosts, strategy="STRICT_SPREAD")
-    ray.get(group.ready(), timeout=60)
+    ray.get(group.ready())
     workers = [
         Rollout.options(
             resources={"NPU": 16},
@@ -138,12 +138,12 @@ def main():
     successor = np.roll(np.eye(TOKENS), 1, axis=1)
     with published(folder) as publish:
         # As verl does (verl/workers/rollout/utils.py, update_prometheus_config).
-        targets = ray.get([worker.address.remote() for worker in workers], timeout=60)
+        targets = ray.get([worker.address.remote() for worker in workers])
         save(verl_file(folder), {"scrape_configs": [{"job_name": "rollout", "static_configs": [{"targets": targets}]}]})
         for step in range(state["step"] + 1, int(settings["steps"]) + 1):
             begin, logits = time.monotonic(), (step - 1) * successor
             asked = [worker.sample.remote(logits, step * 100 + at) for at, worker in enumerate(workers)]
-            parts = ray.get(asked, timeout=60)
+            parts = ray.get(asked)
             rollout_s = time.monotonic() - begin
             rewards = [reward for part in parts for reward in part[1]]
             reward = sum(rewards) / len(rewards)
