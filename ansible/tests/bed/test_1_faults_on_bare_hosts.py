@@ -97,7 +97,9 @@ def firewall(hosts: list[Host]) -> Iterator[None]:
 
 
 FAULTS = [
-    Fault("dead die", r"bed2: die 5 \(NPU 2 chip 1\) has health 'Alarm', expected OK: .+", npu(1, 5, health="Alarm")),
+    Fault(
+        "dead die", r"bed2: die 5 \(NPU 2 chip 1\) has health 'Critical', expected OK: .+", npu(1, 5, health="Critical")
+    ),
     Fault(
         "SDID clash", r"bed3 die 0: SDID 4456451 is that of bed2 die 3 too, expected unique .+", npu(2, 0, sdid=4456451)
     ),

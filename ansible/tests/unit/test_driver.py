@@ -42,29 +42,30 @@ def test_both_parts_are_installed_or_the_installation_has_not_ended(play, settin
 @pytest.mark.parametrize(
     ("version", "records", "installs"),
     [
-        ("2", [], False),
+        ("2.rc1", [], False),
         ("1", [], True),
         (None, [], True),
-        ("2", ["begun"], True),
-        ("1", ["waits 2"], False),
-        (None, ["waits 2"], False),
-        ("2", ["waits 1"], True),
-        ("1", ["begun", "waits 2"], True),
+        ("2.rc1", ["begun"], True),
+        ("1", ["waits 2.rc1"], False),
+        (None, ["waits 2.rc1"], False),
+        ("2.rc1", ["waits 1"], True),
+        ("1", ["begun", "waits 2.rc1"], True),
     ],
 )
 def test_what_is_installed(version, records, installs):
     """Before the restart npu-smi may still say the former version, or nothing."""
     values = read("ascend_driver/vars/main.yml")
-    values |= {"ascend_driver_state": {"version": version}, "ascend_driver_version": "2"}
+    values |= {"ascend_driver_state": {"version": version}, "ascend_driver_version": "2.RC1"}
     values |= {"ascend_driver_records": {"stdout": "\n".join(records), "stdout_lines": records}}
     assert rendered(tasks("ascend_driver/tasks/check.yml")["Install"]["when"][0], **values) is installs
 
 
 @pytest.mark.parametrize(
-    ("version", "records", "changes"), [("2", "", False), ("1", "", True), ("2", "begun", True), ("2", "waits 2", True)]
+    ("version", "records", "changes"),
+    [("2.rc1", "", False), ("1", "", True), ("2.rc1", "begun", True), ("2.rc1", "waits 2.rc1", True)],
 )
 def test_an_upgrade_goes_on_with_it(version, records, changes):
     upgrade = next(play for play in read("../playbooks/upgrade.yml") if "tasks" in play)
     (task,) = (task for task in upgrade["tasks"] if task["name"] == "Look whether this host changes")
-    values = {"ascend_driver_packages": {}, "ascend_driver_version": "2", "upgrade_version": version}
+    values = {"ascend_driver_packages": {}, "ascend_driver_version": "2.RC1", "upgrade_version": version}
     assert rendered(task["vars"]["upgrade_driver"], **values, ascend_driver_records={"stdout": records}) is changes

@@ -39,6 +39,7 @@ def problems(**changes):
 def test_good_inventory():
     assert problems() == []
     assert problems(first={"cluster_interface": "enp189s0f0"}) == []
+    assert problems(ascend_driver_version="26.0.RC1.1") == []
     assert problems(teardown_data="true", recipe_launch_run="2026-11-25_sam.off") == []
 
 
@@ -91,6 +92,10 @@ def test_inventories_of_the_repository(sample):
         ({"pin_set": "vllm-1"}, "pin_set is 'vllm-1', which is no folder of patches/"),
         ({"recipe": "x"}, "recipe is 'x', but llm_rl/qwen3/ has no run_x.sh"),
         ({"ascend_driver_version": "25.5.1"}, "ascend_driver_version is 25.5.1, expected 26.0.rc1 or newer for pin_se"),
+        (
+            {"ascend_driver_version": "25.0.RC1.1"},
+            "ascend_driver_version is 25.0.RC1.1, expected 26.0.rc1 or newer for ",
+        ),
         ({"ascend_driver_version": "newest"}, "ascend_driver_version is 'newest', expected a version such as 26.0.rc1"),
         (DOCKER, "container_engine needs exactly one of container_image_base"),
         (DOCKER | {"container_image_base": "cann:latest"}, "container_image_base is 'cann:latest'"),

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of dies and hosts: each fault gives its sentence with host, what was found, what was expected, what to do."""
 
+import itertools
+
 import npu_outputs
+import pytest
 from ansible_collections.sam_rl.ascend.plugins.filter import preflight
 from ansible_collections.sam_rl.ascend.plugins.module_utils import npu
+from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
 
 
 def dies(host=0, **changes):
@@ -27,10 +31,25 @@ def test_healthy_host():
     assert npu.check_host(dies()) == []
 
 
+def test_versions_of_the_driver_are_ordered():
+    versions = ["24.1.rc1", "24.1.rc1.b030", "24.1.rc3", "24.1.rc3.7", "25.0.rc1", "25.0.RC1.1", "25.0.rc2", "25.0.0"]
+    keys = [npu.driver_order(version) for version in [*versions, "25.0.1", "25.2", "25.10.rc1"]]
+    assert all(one < other for one, other in itertools.pairwise(keys))
+    assert npu.driver_order("25.0") == npu.driver_order("25.0.0")
+    for wrong in ("newest", "", "25..0", "25.0.rc", "25.0.0 (old)"):
+        with pytest.raises(Unreadable):
+            npu.driver_order(wrong)
+
+
 def test_dead_missing_and_busy_dies():
-    errors, warnings = npu.check_dies(dies(phy7={"health": "Critical"}, phy2={"hbm_used": 60000}), 16)
-    assert codes(errors) == ["die_health"] and "die 7 (NPU 3 chip 1) has health 'Critical'" in errors[0]["sentence"]
-    assert codes(warnings) == ["hbm_busy"] and warnings[0]["die"] == 2
+    for health in ("Critical", "UNKNOWN"):
+        errors, warnings = npu.check_dies(dies(phy7={"health": health}, phy2={"hbm_used": 60000}), 16)
+        assert codes(errors) == ["die_health"]
+        assert f"die 7 (NPU 3 chip 1) has health '{health}', expected OK" in errors[0]["sentence"]
+        assert codes(warnings) == ["hbm_busy"] and warnings[0]["die"] == 2
+    errors, warnings = npu.check_dies(dies(phy7={"health": "Alarm"}, phy8={"health": "Alarm"}), 16)
+    (said,) = preflight.by_dies(warnings)
+    assert errors == [] and said.startswith("dies 7-8: health is 'Alarm', expected OK, but such dies may still serve: ")
     (error,) = npu.check_dies(dies(phy3={"hbm_used": "NA", "hbm_total": "NA"}), 16)[0]
     assert error["code"] == "hbm_unreadable" and error["sentence"].startswith(
         "die 3 (NPU 1 chip 1) has HBM that npu-smi"
@@ -71,6 +90,7 @@ def test_sentences_of_one_host():
     (problem,) = preflight.npu_problems(state(), want)
     assert problem.startswith("npu1: npu-smi says driver 26.0.rc1, expected 25.5.1 (ascend_driver_version)")
     assert preflight.npu_problems(state(), {**want, "installs": True}) == []
+    assert preflight.npu_problems(state(), {**want, "version": "26.0.RC1"}) == []
     lost = {**state(), "errors": [npu.problem("x", f"die {phy}: lost", phy) for phy in (0, 1, 2, 7)]}
     assert preflight.npu_problems(lost, {**want, "version": "26.0.rc1"}) == ["npu1: dies 0-2, 7: lost."]
 

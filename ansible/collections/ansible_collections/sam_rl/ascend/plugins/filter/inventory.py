@@ -20,7 +20,8 @@ from ansible.constants import INTERNAL_STATIC_VARS
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.errors import UnsupportedError
 from ansible_collections.sam_rl.ascend.plugins.filter.repository import pin_set
-from packaging.version import InvalidVersion, Version
+from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
+from ansible_collections.sam_rl.ascend.plugins.module_utils.npu import driver_order
 
 REPLACED = {
     "nnodes": "the hosts of the group npu_hosts count",
@@ -268,9 +269,9 @@ def _driver_problems(settings: Mapping, repository: str) -> list[str]:
         return []
     version = settings["ascend_driver_version"]
     try:
-        if Version(version) >= Version(oldest):
+        if driver_order(version) >= driver_order(oldest):
             return []
-    except InvalidVersion:
+    except Unreadable:
         return [
             f"ascend_driver_version is {version!r}, expected a version such as {oldest}: correct it in the inventory."
         ]

@@ -161,7 +161,7 @@ def npu_problems(state: Mapping, want: Mapping) -> list[str]:
     host = want["host"]
     skip = {"npu_smi_missing"} if want["installs"] else set()
     problems = [f"{host}: {sentence}." for sentence in by_dies(e for e in state["errors"] if e["code"] not in skip)]
-    if state["version"] not in (None, want["version"]) and not want["installs"]:
+    if state["version"] and state["version"].lower() != want["version"].lower() and not want["installs"]:
         problems.append(
             f"{host}: npu-smi says driver {state['version']}, expected {want['version']} (ascend_driver_version): "
             "set ascend_driver_packages and run playbooks/provision.yml, or correct ascend_driver_version."

@@ -12,6 +12,9 @@ import re
 
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
 
+SERVING = ("WARNING", "ALARM")
+"""States of health besides OK in which dies have been seen to serve; not Critical, and not UNKNOWN: not started."""
+
 SMI_HINT = "run `npu-smi info` on the host, then see the driver's log in /var/log/ascend_seclog"
 
 
@@ -34,6 +37,21 @@ def _number(fields, label, command):
     if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,19}", value):
         raise Unreadable(f"{command} printed `{label}` as {value[:40]!r}, not a number")
     return int(value, 16 if value[:2].lower() == "0x" else 10)
+
+
+def driver_order(version):
+    """A key that sorts versions of the driver: 25.0.rc1 < 25.0.RC1.1 < 25.0 = 25.0.0 < 25.0.1; raises Unreadable.
+
+    What follows an rc is a patch of it (24.1.rc3.7) or a build (24.1.rc1.b030).
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)*)(?:\.?rc(\d+))?((?:\.b?\d+)*)", version.lower(), re.ASCII)
+    if not found:
+        raise Unreadable(f"{version!r} is no version of the driver")
+    release = [int(number) for number in found[1].split(".")]
+    while release and not release[-1]:
+        release.pop()
+    candidate = int(found[2]) if found[2] else float("inf")
+    return release, candidate, [int(number) for number in re.findall(r"\d+", found[3])]
 
 
 def parse_info(text):
@@ -154,7 +172,11 @@ def check_dies(dies, expected):
         sentence += f"reseat or replace the module, or correct dies_per_host; {SMI_HINT}"
         errors.append(problem("die_count", sentence))
     for die in dies:
-        if die["health"].upper() != "OK":
+        if die["health"].upper() in SERVING:
+            sentence = f"die {die['phy']}: health is {die['health']!r}, expected OK, but such dies may still serve: "
+            sentence += "read its faults by `npu-smi info -t health -i NPU`, and repair it if a run fails"
+            warnings.append(problem("die_health", sentence, die["phy"]))
+        elif die["health"].upper() != "OK":
             sentence = f"die {die['phy']} (NPU {die['npu']} chip {die['chip']}) has health {die['health'][:40]!r}, "
             sentence += f"expected OK: take the host out of the inventory or repair it; {SMI_HINT}"
             errors.append(problem("die_health", sentence, die["phy"]))
