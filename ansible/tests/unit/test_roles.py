@@ -505,6 +505,24 @@ def test_two_short_commands_do_not_end_each_other(tmp_path):
     assert first != second and all(re.fullmatch(r"sam-rl-status-\d+", found) for found in (first, second))
 
 
+def test_only_ray_and_commands_named_npu_get_the_dies(tmp_path):
+    """The driver refuses them to a second container."""
+    values = {"install_root": "/o", "work_dir": "/d", "pin_set": "p", "container_engine": "docker"}
+    values |= {"container_image_name": "i:t", "container_image_folder": str(tmp_path)}
+    names = ["davinci0", "davinci15", "davinci_manager", "devmm_svm", "hisi_hdc"]
+    text = rendered("container_image/templates/in-env.j2", **values)
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / "in-env").write_text(re.sub("/dev/(?=davinci|devmm|hisi)", f"{tmp_path}/", text))
+    (tmp_path / "docker").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "docker").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for name in ("ray", "npu", "train", "check", "report"):
+        command = ["bash", tmp_path / "in-env", name, "true"]
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        assert re.findall(rf"--device {tmp_path}/(\S+)", said) == (names if name in ("ray", "npu") else [])
+
+
 def test_compiled_kernels_outlive_a_container(tmp_path):
     """Without the locks of killed processes, which are there when Ray starts."""
     values = {"install_root": "/o", "work_dir": "/d", "pin_set": "p", "container_engine": "docker"}
