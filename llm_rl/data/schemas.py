@@ -3,7 +3,7 @@
 
 A row in verl's schema: data_source, prompt (chat messages), ability, reward_model {ground_truth, style}, extra_info
 {index}. If the public file has the bare problem, the instructions are this module's: they ask for the result in the
-form that both verl's scorer for this data_source and llm_rl.evaluation.scores read.
+form that both the reward for this data_source and llm_rl.evaluation.scores read.
 """
 
 from __future__ import annotations
@@ -42,8 +42,14 @@ def verl_row(source: str, question: str, truth: str, index: str, style: str = ST
     }
 
 
-def of_verl(row: Row, source: str) -> Row:
-    """A row that is in verl's schema already, as in the files of DAPO: one message with problem and instructions."""
+def of_verl(row: Row, source: str, accepted: str) -> Row:
+    """A row that is in verl's schema already, as in the files of DAPO: one message with problem and instructions.
+
+    accepted: pattern of the sources that the row may name. Raises RowError.
+    """
+    given = text(row, "data_source")
+    if not re.fullmatch(accepted, given):
+        raise RowError(f"has data_source {given!r}, so it is of another data set than {source}")
     prompt, reward = row.get("prompt"), row.get("reward_model")
     if not isinstance(prompt, list) or len(prompt) != 1 or not isinstance(prompt[0], dict):
         raise RowError("has no list of one chat message in 'prompt'")
@@ -57,8 +63,7 @@ def of_verl(row: Row, source: str) -> Row:
 
 
 def dapo(row: Row, number: int) -> Row:
-    text(row, "data_source")
-    return of_verl(row, "math_dapo")
+    return of_verl(row, "math_dapo", "math_dapo")
 
 
 def gsm8k(row: Row, number: int) -> Row:
@@ -69,17 +74,22 @@ def gsm8k(row: Row, number: int) -> Row:
 
 
 def aime2024(row: Row, number: int) -> Row:
-    """A row of DAPO's file, in verl's schema; or of one with problem and answer, in upper or lower case."""
+    """A row of DAPO's file, in verl's schema; or of one with problem and answer, in upper or lower case.
+
+    The answer is without leading zeros: the reward compares text.
+    """
     if "reward_model" in row:
-        converted = of_verl(row, "aime2024")
+        converted = of_verl(row, "aime2024", "math_dapo|aime.*")
     else:
         row = {name.lower(): value for name, value in row.items()}
         answer = row.get("answer")
         row["answer"] = str(answer) if isinstance(answer, int) else answer
         index = str(row.get("id") or number)
         converted = verl_row("aime2024", f"{text(row, 'problem')}\n\n{ANSWER}", text(row, "answer").strip(), index)
-    if not re.fullmatch(r"\d{1,3}", converted["reward_model"]["ground_truth"]):
-        raise RowError(f"has the answer {converted['reward_model']['ground_truth']!r}; an AIME answer is 0 to 999")
+    truth = converted["reward_model"]["ground_truth"]
+    if not re.fullmatch(r"[0-9]{1,3}", truth):
+        raise RowError(f"has the answer {truth!r}; an AIME answer is 0 to 999")
+    converted["reward_model"]["ground_truth"] = str(int(truth))
     return converted
 
 

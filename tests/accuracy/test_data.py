@@ -40,7 +40,7 @@ def convert(name, rows, skip_bad=False):
         ("gsm8k", GSM8K, "openai/gsm8k", "1005", 'after "####"'),
         ("math500", MATH500, "HuggingFaceH4/MATH-500", "\\frac{3}{2}", "\\boxed{}"),
         ("aime2024", AIME, "aime2024", "204", 'after "Answer:"'),
-        ("aime2024", dapo("033"), "aime2024", "033", "1 + 1"),
+        ("aime2024", dapo("033"), "aime2024", "33", "1 + 1"),
     ],
 )
 def test_public_schemas(name, row, source, truth, asks):
@@ -59,6 +59,16 @@ def test_public_schemas(name, row, source, truth, asks):
         ("dapo-math-17k", DAPO | {"prompt": "What is 1 + 1?"}, "has no list of one chat message in 'prompt'"),
         ("dapo-math-17k", DAPO | {"prompt": [{"content": "x", "role": "system"}]}, "role 'system' where 'user'"),
         ("dapo-math-17k", dapo(" "), "has no text in 'ground_truth'"),
+        (
+            "dapo-math-17k",
+            DAPO | {"data_source": "openai/gsm8k"},
+            "has data_source 'openai/gsm8k', so it is of another",
+        ),
+        (
+            "aime2024",
+            dapo("5") | {"data_source": "openai/gsm8k"},
+            "has data_source 'openai/gsm8k', so it is of another",
+        ),
         ("gsm8k", {"question": "How many?", "answer": "5"}, "without ####"),
         ("aime2024", AIME | {"answer": "1000"}, "an AIME answer is 0 to 999"),
     ],
