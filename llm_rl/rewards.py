@@ -7,7 +7,13 @@ start from a higher reward.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from llm_rl.errors import UserError
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, **others: Any) -> dict[str, Any] | float:
@@ -17,9 +23,36 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, **othe
         score: 1.0 or -1.0; acc: whether the answer is right; pred: the answer as it was found. Other sources: as verl
         has it.
     """
-    from verl.utils.reward_score import default_compute_score, math_dapo
+    if not of_math_dapo(data_source):
+        from verl.utils.reward_score import default_compute_score
 
-    if data_source not in ("math", "math_dapo", "math_dapo_reasoning") and not data_source.startswith("aime"):
         return default_compute_score(data_source, solution_str, ground_truth, **others)
-    right, found = math_dapo.is_correct_minerva(solution_str[-300:], ground_truth)
+    right, found = math_dapo(solution_str, ground_truth)
     return {"score": 1.0 if right else -1.0, "acc": right, "pred": found}
+
+
+def of_math_dapo(data_source: str) -> bool:
+    """Whether verl scores answers of this source by math_dapo."""
+    return data_source in ("math", "math_dapo", "math_dapo_reasoning") or data_source.startswith("aime")
+
+
+def math_dapo(answer: str, truth: str) -> tuple[bool, str]:
+    """Whether an answer is right, and the result that it gives, "[INVALID]" without one.
+
+    Raises UserError if verl is not installed.
+    """
+    return _parser().is_correct_minerva(answer[-300:], truth)
+
+
+@functools.cache
+def _parser() -> ModuleType:
+    """verl's math_dapo.py alone: the package itself imports Ray and torch."""
+    verl = importlib.util.find_spec("verl")
+    if verl is None or not verl.submodule_search_locations:
+        raise UserError("mathematical answers are scored by verl, which is not installed: use a pin set's environment")
+    file = Path(verl.submodule_search_locations[0], "utils", "reward_score", "math_dapo.py")
+    spec = importlib.util.spec_from_file_location("math_dapo", file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

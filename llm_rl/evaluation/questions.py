@@ -33,7 +33,9 @@ def read(path: Path, limit: int | None = None) -> list[Question]:
         fields = {} if isinstance(row, str) else row
         try:
             source, messages, truth = fields["data_source"], fields["prompt"], fields["reward_model"]["ground_truth"]
-            scores.result(source, "")
+            if not isinstance(truth, str):
+                raise TypeError
+            scores.score(source, "", truth)  # fails now rather than after the answers
             named = repr(([(m["role"], m["content"]) for m in messages], truth))
         except (KeyError, TypeError, ValueError) as error:
             of_schema = "not in verl's schema; `python -m llm_rl.data` writes it"

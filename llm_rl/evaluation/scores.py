@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether an answer is right: one scorer for all pin sets, for evaluation only.
 
-Rewards in training are verl's, and verl's differ between its releases: `math_dapo` of 0.9.1 falls back to \\boxed{},
-that of 0.6.1 does not, and both look at the last 300 characters only.
+Answers of DAPO, AIME and sums are right if the reward of recipes (llm_rl.rewards) says so.
 
-The result of an answer is what follows the last mark that its data set asks for ("####" in GSM8K, \\boxed{} in
-MATH-500, "Answer:" in AIME, DAPO and sums); without that mark, in the last \\boxed{}. Only what follows the last
-</think> counts. Two results are equal if they are the same number, exactly, or the same text after LaTeX's ways to
-write one thing differently are brought to one.
+No recipe trains on GSM8K and MATH-500. There the result of an answer is what follows the last "####" in GSM8K, else
+what is in the last \\boxed{}. Only what follows the last </think> counts. Two results are equal if they are the same
+number, exactly, or the same text after LaTeX's ways to write one thing differently are brought to one.
 """
 
 from __future__ import annotations
@@ -15,44 +13,34 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from llm_rl import rewards
+
 NUMBER = r"-?(?:\d+(?:\.\d*)?|\.\d+)"
 
 
 def score(data_source: str, answer: str, truth: str) -> bool:
-    """Whether `answer` gives the result `truth`. ValueError: it is not known how this data source marks results."""
-    given = result(data_source, answer)
-    return given is not None and equal(given, truth)
+    """Whether `answer` gives the result `truth`.
 
-
-def result(data_source: str, answer: str) -> str | None:
-    """The result that an answer gives, as written; None if it gives none. ValueError as in `score`."""
-    read = _reader(data_source)
+    Raises ValueError if it is not known how this data source marks results, UserError if that takes verl and there is
+    none.
+    """
+    if rewards.of_math_dapo(data_source):
+        return rewards.math_dapo(answer, truth)[0]
     text = answer.rpartition("</think>")[2]
-    marked = read(text)
-    return _boxed(text) if marked is None else marked
-
-
-def _reader(data_source: str):
     if data_source == "openai/gsm8k":
-        return _hashes
-    if data_source == "HuggingFaceH4/MATH-500":
-        return _boxed
-    if data_source == "math_dapo" or data_source.startswith("aime"):
-        return _answer_line
-    known = "openai/gsm8k, HuggingFaceH4/MATH-500, math_dapo and those that begin with aime"
-    raise ValueError(f"no scorer for data_source {data_source!r}; known: {known}")
+        given = _hashes(text) or _boxed(text)
+    elif data_source == "HuggingFaceH4/MATH-500":
+        given = _boxed(text)
+    else:
+        known = "openai/gsm8k, HuggingFaceH4/MATH-500, math, math_dapo and those that begin with aime"
+        raise ValueError(f"no scorer for data_source {data_source!r}; known: {known}")
+    return given is not None and equal(given, truth)
 
 
 def _hashes(text: str) -> str | None:
     """The first number after the last ####: words may follow it, results in GSM8K are numbers."""
     matches = re.findall(r"####[^\n\d-]*(-?[^\n\d-]*\d[\d,]*(?:\.\d+)?)", text)
     return re.sub(r"[^\d.,-]", "", matches[-1]) if matches else None
-
-
-def _answer_line(text: str) -> str | None:
-    matches = re.findall(r"\banswer[ \t*]*:[ \t*]*([^\n]+)", text, re.IGNORECASE)
-    inner = _boxed(matches[-1]) if matches else None
-    return matches[-1] if matches and inner is None else inner
 
 
 def _boxed(text: str) -> str | None:

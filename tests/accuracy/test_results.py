@@ -29,9 +29,9 @@ def write(path, head, chance=0.6, seed=2):
     rng = random.Random(seed)
     lines = [head]
     for i in range(head["questions"]):
-        texts = [f"Answer: {5 if rng.random() < chance else 6}" for _ in range(head["n"])]
+        texts = [f"#### {5 if rng.random() < chance else 6}" for _ in range(head["n"])]
         answers = [{"text": t, "tokens": 3 + len(t), "hash": str(rng.random()), "finish": "stop"} for t in texts]
-        row = {"key": str(i), "data_source": "math_dapo", "truth": "5", "answers": answers}
+        row = {"key": str(i), "data_source": "openai/gsm8k", "truth": "5", "answers": answers}
         lines.append(row | ({"drafted": 9, "accepted": 4} if head["k"] else {"drafted": 0, "accepted": 0}))
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -130,7 +130,7 @@ def test_wrong_values_are_refused_before_the_engine_starts(capsys, command, name
 def test_questions(tmp_path):
     def row(text, **other):
         prompt = [{"content": text, "role": "user"}]
-        return {"data_source": "math_dapo", "prompt": prompt, "reward_model": {"ground_truth": "5"}} | other
+        return {"data_source": "openai/gsm8k", "prompt": prompt, "reward_model": {"ground_truth": "5"}} | other
 
     def read(*rows, limit=None):
         (tmp_path / "q.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
@@ -143,6 +143,8 @@ def test_questions(tmp_path):
         ([row("a"), row("a")], "line 2, repeats a question"),
         ([row("a"), {"question": "b"}], "line 2: not in verl's schema"),
         ([row("a", data_source="codeforces")], "line 1: no scorer for data_source 'codeforces'"),
+        ([row("a", reward_model={"ground_truth": 5})], "line 1: not in verl's schema"),
+        ([row("a", data_source="math_dapo")], "scored by verl, which is not installed: use a pin set's environment"),
         ([], "has no questions"),
     ):
         with pytest.raises(UserError, match=reason):

@@ -7,7 +7,7 @@ import pytest
 
 from llm_rl.evaluation import scores
 
-GSM8K, MATH, DAPO = "openai/gsm8k", "HuggingFaceH4/MATH-500", "math_dapo"
+GSM8K, MATH = "openai/gsm8k", "HuggingFaceH4/MATH-500"
 
 
 @pytest.mark.parametrize(
@@ -23,16 +23,8 @@ GSM8K, MATH, DAPO = "openai/gsm8k", "HuggingFaceH4/MATH-500", "math_dapo"
         (MATH, "\\boxed{1} or rather \\boxed{\\frac{3}{\\sqrt{2}}}", "\\frac{3}{\\sqrt2}", True),
         (MATH, "\\boxed{12", "12", False),
         (MATH, "Answer: 12", "12", False),
-        (DAPO, "The sum is 30.\nAnswer: 30", "30", True),
-        (DAPO, "Answer: 30\n" + "Let me check. " * 50, "30", True),
-        (DAPO, "Answer: \\(30\\)", "30", True),
-        (DAPO, "Answer: $\\boxed{-30}$", "-30", True),
-        (DAPO, "Answer: 30\nAnswer: 31", "30", False),
-        (DAPO, "Answer: 30 or 31", "30", False),
-        (DAPO, "it is \\boxed{30}", "30", True),
-        ("aime2024", "Answer: 033", "33", True),
-        ("aime2024", "<think>Answer: 33</think>\nAnswer: 34", "34", True),
-        ("aime2024", "<think>Answer: 34</think>\nI am not sure.", "34", False),
+        (GSM8K, "<think>#### 33</think>\n#### 34", "34", True),
+        (GSM8K, "<think>#### 34</think>\nI am not sure.", "34", False),
     ],
 )
 def test_answers(source, answer, truth, right):
