@@ -32,6 +32,8 @@ AIV_WAIT, HCCL_WAIT = 1091, 1836
 """Seconds that HCCL waits in a collective, with HCCL_OP_EXPANSION_MODE=AIV and by default."""
 RAY_WAIT = 120
 """Seconds to wait for the hosts of a Ray cluster that is coming up."""
+RAY_START = dict.fromkeys(("RAY_raylet_start_wait_time_s", "RAY_gcs_server_port_wait_time_s"), str(RAY_WAIT))
+"""Seconds that a Ray which the run starts may take, by Ray's variables; Ray's own 30 are too few on a busy host."""
 
 _PROBE = """
 import json, sys, ray
@@ -46,7 +48,7 @@ def variables(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, str]:
 
     The recipe's `env` overrides what the pin set and the device need.
     """
-    env = dict(pin_set.environment)
+    env = {name: wait for name, wait in RAY_START.items() if name not in os.environ} | pin_set.environment
     on_ascend = recipe.cluster.device == "npu"
     if on_ascend:
         env |= _ascend(recipe, pin_set)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import re
@@ -17,11 +16,16 @@ from typing import Any
 import psutil
 
 from llm_rl import load
+from llm_rl.errors import UserError
 from llm_rl.recipe import Recipe
 from llm_rl.resume import read_steps
 from llm_rl.steps import round_seconds, step_seconds
 
 SPEC = "rollout/spec/"
+ADVICE = "sync_refill_failed_groups"
+"""What verl advises where all answers of a step have failed; why they did stands before it."""
+LATE = re.compile(r"The current node timed out during startup|Timed out waiting for file \S*gcs_server_port")
+"""Ray's errors where it did not start in its time."""
 
 
 def follow(
@@ -37,36 +41,72 @@ def follow(
     `loads` gets the load of the machine in each step (load.Load.take), by the step's number; `publish` gets all
     steps of the log when it has grown, else none.
 
+    What is only shown, stops nothing: its errors are warnings.
+
     Returns None, or one sentence if a step took more than `timeout` seconds; the caller then ends the process.
     """
-    meter = load.Load(process.pid)
     size = steps_file.stat().st_size if steps_file.is_file() else 0
     printed = len(read_steps(steps_file))
     start = last = time.monotonic()
-    print("  starting Ray, the engine and the trainer", flush=True)
+    attempt = _attempts()
+    attempt(_print, "  starting Ray, the engine and the trainer")
+    meter = attempt(load.Load, process.pid)
     while True:
         ended = process.poll() is not None
         before, size = size, steps_file.stat().st_size if steps_file.is_file() else 0
-        steps = read_steps(steps_file) if size != before else []
-        meter.sample()
-        publish(steps)
+        steps = attempt(read_steps, steps_file) if size != before else []
+        if steps is None:  # the log has grown and cannot be read
+            steps, last = [], time.monotonic()
+        attempt(publish, steps)
+        if meter:
+            attempt(meter.sample)
         for step in steps[printed:]:
             last = time.monotonic()
-            loads[str(step["step"])] = shares = meter.take()
-            data = collections.defaultdict(lambda: float("nan"), step["data"])
-            print(
-                f"  step {step['step']}/{total}  {last - start:5.0f} s  rollout {data['timing_s/gen']:.1f} s"
-                f"  step {data['timing_s/step']:.1f} s  {data[SPEC + 'tokens_per_step']:.2f} tokens a step"
-                f"  reward {data['critic/rewards/mean']:+.2f}  length {data['response_length/mean']:.0f}"
-                + (f"  (busy machine: others {shares['others']:.0%}, steal {shares['steal']:.0%})" * load.busy(shares)),
-                flush=True,
-            )
+            if meter and (shares := attempt(meter.take)):
+                loads[str(step["step"])] = shares
+            attempt(_print_step, step, total, last - start, loads.get(str(step["step"])))
         printed = max(printed, len(steps))
         if ended:
             return None
         if time.monotonic() - last > timeout:
             return f"no step was finished in {timeout:.0f} s (trainer.step_timeout) after step {printed} of {total}"
         time.sleep(0.5)
+
+
+def _attempts() -> Callable[..., Any]:
+    """A function that calls another one and warns of its errors, of each once: what is only shown stops no run."""
+    said = set()
+
+    def attempt(what: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return what(*arguments)
+        except Exception as e:
+            problem = str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
+            if problem not in said:
+                said.add(problem)
+                with contextlib.suppress(OSError):  # the output itself may be closed or full
+                    _print(f"  warning: {problem}; the run goes on")
+        return None
+
+    return attempt
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def _print_step(step: dict, total: int, seconds: float, shares: dict[str, float] | None) -> None:
+    data = step["data"]
+
+    def shown(name: str, form: str) -> str:
+        return format(data[name], form) if name in data else "-"
+
+    line = f"  step {step['step']}/{total}  {seconds:5.0f} s  rollout {shown('timing_s/gen', '.1f')} s"
+    line += f"  step {shown('timing_s/step', '.1f')} s  {shown(SPEC + 'tokens_per_step', '.2f')} tokens a step"
+    line += f"  reward {shown('critic/rewards/mean', '+.2f')}  length {shown('response_length/mean', '.0f')}"
+    if shares and load.busy(shares):
+        line += f"  (busy machine: others {shares['others']:.0%}, steal {shares['steal']:.0%})"
+    _print(line)
 
 
 def stop(process: subprocess.Popen) -> None:
@@ -122,12 +162,22 @@ def failure(recipe: Recipe, steps: list[dict], code: int, log: Path, begin: int 
 
 def cause(log: Path, begin: int = 0) -> str:
     """The last exception's message in a log of Ray actors, whose lines carry colours and the actor's name."""
-    with log.open("rb") as f:
-        f.seek(begin)
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", f.read().decode(errors="replace"))
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", _read(log, begin))
     errors = re.findall(r"^(?:\(.*?pid=.*?\) )?((?:\w+\.)*\w*(?:Error|Exception)\b:? .*)", plain, re.MULTILINE)
     named = [e for e in errors if not e.startswith("ray.exceptions.")]
-    return (named or errors or ["no exception was logged"])[-1].strip()
+    causes = [e for e in named if ADVICE not in e]
+    return (causes or named or errors or ["no exception was logged"])[-1].strip()
+
+
+def started_late(log: Path, begin: int) -> bool:
+    """Whether the log says that Ray did not start in its time."""
+    return bool(LATE.search(_read(log, begin)))
+
+
+def _read(log: Path, begin: int) -> str:
+    with log.open("rb") as f:
+        f.seek(begin)
+        return f.read().decode(errors="replace")
 
 
 def summarize(steps: list[dict]) -> dict[str, Any]:

@@ -28,17 +28,20 @@ import yaml
 from omegaconf import OmegaConf
 from sam_core.files import write_json
 
-from llm_rl import config, environment, layout, prometheus, resume, space, verl
+from llm_rl import config, environment, layout, prometheus, resume, rewards, space, verl
+from llm_rl.data import files
 from llm_rl.data import prepare as data
 from llm_rl.errors import UserError
-from llm_rl.follow import failure, follow, stop, summarize, table
+from llm_rl.follow import failure, follow, started_late, stop, summarize, table
 from llm_rl.pin_set import PinSet
-from llm_rl.recipe import ROOT, Recipe
+from llm_rl.recipe import ROOT, Recipe, leaves
 from llm_rl.resume import read_steps
 from llm_rl.shape import read_shape
 
 MAY_CHANGE = ("steps", "env", "local_ray", "cluster", "checkpoints", "trainer")
-"""Keys whose values may be others when a run goes on."""
+"""Keys whose values may be others when a run goes on; with FSDP not the number of dies (resume.point)."""
+STARTS = 3
+"""Times that a run is started while Ray is late; Ray's node gives its agents 15 s, and a second start has them cached."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,8 @@ def main(argv: list[str] | None = None) -> int:
                 if args.object_store is not None:
                     needed = replace(needed, store=args.object_store / layout.GIB)
                 space.check(needed, run_dir)
-            if done := resume.point(run_dir, recipe.checkpoints.every):
+            check_sources(planned)
+            if done := resume_point(recipe, run_dir):
                 begin_record(planned, tree_ids(recipe), done)  # whether the run there can go on with this recipe
             print(f"{recipe.title}: fits the dies, the disk of {run_dir} and the memory of this host")
             return 0
@@ -164,13 +168,13 @@ def run(recipe: Recipe, run_dir: Path) -> None:
     for name in (recipe.data.train_files, recipe.data.val_files):
         data.check(Path(name))
     planned = plan(recipe, run_dir)
+    check_sources(planned)
     if planned.needs:
         space.check(planned.needs, run_dir)
     with lock_folder(run_dir) as lock:
-        every, keep = recipe.checkpoints.every, recipe.checkpoints.keep
-        done = resume.point(run_dir, every)
+        done = resume_point(recipe, run_dir)
         record = begin_record(planned, trees, done)
-        resume.rewind(run_dir, done, keep)
+        resume.rewind(run_dir, done, recipe.checkpoints.keep)
         write_json(run_dir / "run.json", record)
         (run_dir / "recipe.yaml").write_text(recipe_yaml(recipe))
         (run_dir / "verl.yaml").write_text(planned.verl_config)
@@ -190,6 +194,40 @@ def run(recipe: Recipe, run_dir: Path) -> None:
         print("\n".join(table(record["summary"], len(steps))), flush=True)
 
 
+def resume_point(recipe: Recipe, run_dir: Path) -> int:
+    """The step after which a run resumes; names newer checkpoints from which it does not. Raises UserError."""
+    ranks = None if recipe.train.backend == "megatron" else recipe.cluster.dies
+    done = resume.point(run_dir, recipe.checkpoints.every, ranks)
+    for sentence in resume.incomplete(run_dir, done):
+        print(f"  warning: {sentence}", flush=True)
+    return done
+
+
+def check_sources(planned: Plan) -> None:
+    """UserError if the data has a source that the reward does not know, unless the recipe brings its own function."""
+    recipe = planned.recipe
+    if any(name.endswith("custom_reward_function.path") for name, _ in leaves(recipe.verl)):
+        return
+    for file in (recipe.data.train_files, recipe.data.val_files):
+        names = sorted(source for source in files.sources(Path(file)) if not rewards.of_math_dapo(source))
+        if names and (unknown := _unknown_sources(names, planned)):
+            raise UserError(
+                f"{file} has rows of data_source {', '.join(map(repr, unknown))}, for which the reward has no rule: "
+                "prepare it by `python -m llm_rl.data`, or name a source that verl's default_compute_score knows"
+            )
+
+
+def _unknown_sources(names: list[str], planned: Plan) -> list[str]:
+    """Those of some sources that verl's reward does not know; in a process, as verl imports torch."""
+    command = [sys.executable, "-m", "llm_rl.rewards", *names]
+    env = os.environ | planned.variables
+    done = subprocess.run(command, cwd=planned.folder, env=env, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise UserError(f"verl's reward cannot be asked which sources of data it knows: {reason}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def recipe_yaml(recipe: Recipe) -> str:
     """The recipe, resolved, as a YAML file that can be run."""
     return yaml.safe_dump(recipe.model_dump(), sort_keys=False, allow_unicode=True)
@@ -197,8 +235,18 @@ def recipe_yaml(recipe: Recipe) -> str:
 
 def train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> str | None:
     """Run verl to its end, `done` steps being done; the reason of its failure, or None."""
+    for left in reversed(range(STARTS)):
+        problem, late = _train(planned, record, lock, done, "w" if left == STARTS - 1 and not done else "a")
+        if not (problem and late and left):
+            break
+        print("  warning: Ray did not start in its time: the run is started again", flush=True)
+    return problem
+
+
+def _train(planned: Plan, record: dict[str, Any], lock: int, done: int, mode: str) -> tuple[str | None, bool]:
+    """Run verl once, its log opened by `mode`; the reason of its failure, or None, and whether Ray started late."""
     recipe, log = planned.recipe, planned.run_dir / "verl.log"
-    with log.open("a" if done else "w") as out:
+    with log.open(mode) as out:
         out.write(f"pin set {recipe.pin_set}\n")
         out.writelines(f"tree {module} {tree}\n" for module, tree in record["tree_ids"].items())
         out.write(recipe_yaml(recipe))
@@ -224,8 +272,9 @@ def train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> str | 
         finally:
             stop(process)
     if timed_out:
-        return f"{timed_out}: the run was ended; see {log}"
-    return failure(recipe, read_steps(steps_file), process.returncode, log, begin)
+        return f"{timed_out}: the run was ended; see {log}", False
+    steps = read_steps(steps_file)
+    return failure(recipe, steps, process.returncode, log, begin), len(steps) == done and started_late(log, begin)
 
 
 @contextlib.contextmanager

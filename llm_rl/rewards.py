@@ -7,8 +7,11 @@ start from a higher reward.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,3 +59,23 @@ def _parser() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def unknown(sources: list[str]) -> list[str]:
+    """Those of some sources that verl has no reward for."""
+    from verl.utils.reward_score import default_compute_score
+
+    without = []
+    for source in sources:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                default_compute_score(source, "", "")
+        except NotImplementedError:
+            without.append(source)
+        except Exception:  # a rule that needs more than an empty answer
+            pass
+    return without
+
+
+if __name__ == "__main__":
+    print(json.dumps(unknown(sys.argv[1:])))

@@ -92,6 +92,18 @@ def count_prompts(path: Path) -> tuple[int, int]:
     return rows, len(prompts)
 
 
+def sources(path: Path) -> set[str]:
+    """Values of data_source in a Parquet file; none if it cannot be read or has another schema."""
+    import pyarrow
+    from pyarrow import compute, parquet
+
+    try:
+        column = parquet.read_table(path, columns=["data_source"]).column(0)
+        return {value for value in compute.unique(column).to_pylist() if isinstance(value, str)}
+    except (OSError, pyarrow.ArrowException, IndexError):
+        return set()
+
+
 def sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

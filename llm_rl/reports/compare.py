@@ -239,12 +239,16 @@ def figures(summary):
 
 def _means(arm, first, per_token):
     """Figures of an arm that summary.json has not: milliseconds a token, mean reward and length."""
-    rewards, lengths = arm["rewards"][first:], arm["lengths"][first:]
+
+    def mean(name):
+        values = [value for value in arm[name][first:] if value is not None]
+        return sum(values) / len(values) if values else None
+
     return {
         "tail_ms_per_token": 1e3 * arm["tail_s"] / arm["tail_tokens"] if per_token else None,
         "cpu_ms_per_token": 1e3 * arm["cpu_s"] / arm["tokens"] if arm["cpu_s"] else None,
-        "reward": sum(rewards) / len(rewards),
-        "length": sum(lengths) / len(lengths),
+        "reward": mean("rewards"),
+        "length": mean("lengths"),
     }
 
 

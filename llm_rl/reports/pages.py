@@ -216,7 +216,7 @@ def _training(arms, steps):
         for name, form in (("rewards", "+.3f"), ("lengths", ".1f"), ("rollout_s_per_step", ".1f"))
         for arm in arms
     ]
-    return [[step + 1, *(format(values[step], form) for values, form in columns)] for step in range(steps)]
+    return [[step + 1, *(_number(values[step], form) for values, form in columns)] for step in range(steps)]
 
 
 def _differences(arms):

@@ -2,20 +2,19 @@
 """Read a finished run's folder: run.json, steps.jsonl (verl's step log), engine-<replica>.jsonl if there are any."""
 
 import json
-import math
 from dataclasses import dataclass, field
 
 from llm_rl.errors import UserError
-from llm_rl.steps import TIMES
+from llm_rl.steps import TIMES, numbers
 
 SPEC = "rollout/spec/"
-REQUIRED = ["timing_s/gen", "timing_s/step", "critic/rewards/mean", "response_length/mean"]
+REQUIRED = ["timing_s/gen", TIMES]
 REQUIRED += [SPEC + name for name in ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "tail_s")]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run: its record, the metrics of each training step, and the engine rows of each training step.
+    """A run: its record, the metrics of each training step that are numbers, and the engine rows of each training step.
 
     An engine row is (replica, start_s, seconds, running requests, tokens, drafted, accepted); `engine` is empty without
     engine logs.
@@ -26,8 +25,8 @@ class Run:
     engine: list[list[tuple]] = field(default_factory=list)
 
     def values(self, metric, first=0):
-        """A metric's value in each training step from the `first` one on."""
-        return [step[metric] for step in self.steps[first:]]
+        """A metric's value in each training step from the `first` one on, None where it is no number."""
+        return [step.get(metric) for step in self.steps[first:]]
 
     def load(self, first=0):
         """Mean shares of CPU time of other processes (llm_rl/load.py) from the `first` training step on.
@@ -95,11 +94,10 @@ def _read_steps(path):
             raise UserError(f"{path}, line {number}, is not a step of verl's file logger")
         parts.setdefault(entry.get("step"), {}).update(data)
         last_lines[entry.get("step")] = number
-    steps = {step: data for step, data in parts.items() if TIMES in data}
+    steps = {step: numbers(data) for step, data in parts.items() if TIMES in data}
     for step, data in steps.items():
         for metric in REQUIRED:
-            value = data.get(metric)
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
+            if metric not in data:
                 raise UserError(f"{path}, line {last_lines[step]}, has no number for {metric}")
     return list(steps.values())
 

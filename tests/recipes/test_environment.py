@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment of a run on Ascend, and the Ray that it joins or starts."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,20 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
     jemalloc.touch()
     assert variables(tmp_path)["LD_PRELOAD"] == str(jemalloc)
     assert "HCCL_EXEC_TIMEOUT" not in variables(tmp_path, "cluster.device=cuda")
+
+
+def test_a_ray_that_the_run_starts_may_take_longer_than_30_s(monkeypatch, tmp_path):
+    """By variables that the pinned Ray reads, unless they are set."""
+    names = ("RAY_raylet_start_wait_time_s", "RAY_gcs_server_port_wait_time_s")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert [variables(tmp_path)[name] for name in names] == ["120", "120"]
+    assert variables(tmp_path, f"env.{names[0]}='9'")[names[0]] == "9"
+    monkeypatch.setenv(names[0], "7")
+    assert names[0] not in variables(tmp_path)
+    ray = Path(importlib.util.find_spec("ray").origin).parent
+    for name, file in zip(names, ("_raylet.so", "_private/node.py"), strict=True):
+        assert name.encode() in (ray / file).read_bytes()
 
 
 def test_a_task_queue_of_level_2_is_the_articles(tmp_path):

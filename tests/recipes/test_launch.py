@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 import zipfile
@@ -134,6 +135,19 @@ def test_a_public_data_file_is_noticed_before_anything_starts(tmp_path, capsys, 
     assert not (tmp_path / "run").exists()
 
 
+def test_data_of_a_source_without_a_reward_is_refused(tmp_path, capsys, patched):
+    """By the check too; a source that verl knows is not."""
+    file = tmp_path / "data.parquet"
+    rows = parquet.read_table(load().data.val_files).slice(0, 2)
+    for sources, status in ((["openai/gsm8k", "my_company/invoices"], 1), (["openai/gsm8k", "math_dapo"], 0)):
+        column = rows.column_names.index("data_source")
+        parquet.write_table(rows.set_column(column, "data_source", pyarrow.array(sources)), file)
+        assert launch.main([*arguments(tmp_path, f"data.train_files={file}"), "--check"]) == status
+    assert capsys.readouterr().err.startswith(
+        f"error: {file} has rows of data_source 'my_company/invoices', for which the reward has no rule: prepare it"
+    )
+
+
 @pytest.mark.parametrize(
     ("base", "child", "sentence"),
     [
@@ -209,7 +223,7 @@ def fake_verl(draftless_steps):
     """Stands in for verl's command: a process that logs steps without a draft and ends well."""
 
     def command(entry, overrides, run_dir):
-        step = {"rollout/spec/drafted": 0, "timing_s/gen": 1.0, "timing_s/step": 2.0}
+        step = {"rollout/spec/drafted": 0, "timing_s/gen": 1.0, "timing_s/step": 2.0, "critic/rewards/mean": None}
         lines = "".join(json.dumps({"step": n, "data": step}) + "\n" for n in draftless_steps)
         return [sys.executable, "-c", f"open({str(run_dir / 'steps.jsonl')!r}, 'a').write({lines!r})"]
 
@@ -226,6 +240,7 @@ def test_a_run_without_a_single_draft_fails_and_its_record_says_so(monkeypatch, 
     record = json.loads((tmp_path / "off" / "run.json").read_text())
     assert record["status"] == "ok" and record["attempts"][0]["after_step"] == 0
     assert record["summary"]["step_s"] == 2.0 and "step, s                 2.0" in output
+    assert record["summary"]["reward"] is None and "reward -  length -" in output, "verl writes null for NaN"
     same = load("steps=2", f"model.path={tmp_path / 'model'}", "sam=off")
     assert config.load(tmp_path / "off" / "recipe.yaml", []) == same
     composed = OmegaConf.load(tmp_path / "off" / "verl.yaml")
@@ -236,12 +251,18 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
     monkeypatch.setattr(launch.verl, "command", fake_verl([1, 2]))
     assert launch.main(arguments(tmp_path, "steps=2", "sam=off")) == 0
     folder = tmp_path / "run/checkpoints/global_step_2"
-    (folder / "actor/model").mkdir(parents=True)
-    zipfile.ZipFile(folder / "data.pt", "w").close()
+    (folder / "actor").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/global_step_3").mkdir()
+    for file in ("data", "actor/model_world_size_1_rank_0"):
+        zipfile.ZipFile(folder / f"{file}.pt", "w").close()
     more = arguments(tmp_path, "steps=3", "sam=off", "checkpoints.every=2")
     assert launch.main([*more, "--check"]) == 0
-    store = ["--object-store", str(1 << 50)]
-    for other, said in ((["seed=2"], "holds 2 steps of a run with another seed: go on"), (store, "take more hosts")):
+    assert "warning: the checkpoint of step 3 is not complete: it lacks data.pt\n" in capsys.readouterr().out
+    for other, said in (
+        (["seed=2"], "holds 2 steps of a run with another seed: go on"),
+        (["cluster.dies_per_node=2"], "FSDP with world size 1, which no other can load, and the recipe's is 2: set"),
+        (["--object-store", str(1 << 50)], "take more hosts"),
+    ):
         assert launch.main([*more, "--check", *other]) == 1
         assert said in capsys.readouterr().err
     monkeypatch.setattr(launch.verl, "command", fake_verl([3]))
@@ -254,6 +275,33 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
     record.write_text("{")
     assert launch.main([*more, "--check"]) == 1
     assert "run.json of the run to go on with cannot be read" in capsys.readouterr().err
+
+
+def test_what_is_only_shown_ends_no_run(tmp_path, capsys):
+    """Nor does a log that cannot be read, or output that cannot be written."""
+    log = tmp_path / "steps.jsonl"
+    step = {"step": 1, "data": {"timing_s/step": 2.0, "critic/rewards/mean": None, "rollout/spec/drafted": "x"}}
+    lines = [json.dumps(step), "{", json.dumps(step | {"step": 2})]
+    code = f"import time\nfor line in {lines}: print(line, file=open({str(log)!r}, 'a')); time.sleep(1.5)"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        assert follow.follow(process, log, 2, 60, {}, lambda steps: 1 / 0) is None
+    shown = capsys.readouterr().out
+    assert process.returncode == 0 and "rollout - s  step 2.0 s  - tokens a step  reward -  length -" in shown
+    for warning in ("ZeroDivisionError: division by zero", f"{log}, line 2, is not JSON: repair it, or take another"):
+        assert shown.count(f"  warning: {warning}") == 1
+
+
+def test_a_run_whose_ray_starts_late_is_started_again(monkeypatch, tmp_path, capsys, patched):
+    """Twice at most; a run that has failed in another way is not."""
+    late = "Exception: The current node timed out during startup. This could happen because the raylet failed"
+    for said, starts in ((late, 3), ("ValueError: no", 1)):
+        code = f"raise SystemExit({said!r})"
+        monkeypatch.setattr(launch.verl, "command", lambda *args, code=code: [sys.executable, "-c", code])
+        assert launch.main(arguments(tmp_path, run=f"run-{starts}")) == 1
+        assert (tmp_path / f"run-{starts}/verl.log").read_text().count(f"\n{said}\n") == starts
+        shown = capsys.readouterr()
+        assert shown.out.count("warning: Ray did not start in its time: the run is started again") == starts - 1
+        assert f"verl ended with status 1 after 0 of 4 steps: {said}" in shown.err
 
 
 def test_a_step_that_takes_too_long_ends_the_run(monkeypatch, tmp_path, capsys, patched):
@@ -328,9 +376,11 @@ def test_a_run_that_ends_early_names_the_cause(tmp_path):
         "ValueError: max_model_len (1152) is too long\n"
         "ray.exceptions.RayTaskError(ValueError): ray::run()\n"
     )
-    assert follow.failure(load("steps=6"), [], 1, log) == (
-        f"verl ended with status 1 after 0 of 6 steps: ValueError: max_model_len (1152) is too long; see {log}"
-    )
+    said = f"verl ended with status 1 after 0 of 6 steps: ValueError: max_model_len (1152) is too long; see {log}"
+    assert follow.failure(load("steps=6"), [], 1, log) == said
+    with log.open("a") as file:
+        file.write("RuntimeError: no trajectories. Enable trainer.v1.sampler.sync_refill_failed_groups to replace\n")
+    assert follow.failure(load("steps=6"), [], 1, log) == said, "verl's advice is a consequence"
 
 
 def test_a_run_s_folder_is_for_its_owner_and_group(tmp_path):

@@ -4,11 +4,12 @@ that."""
 
 import json
 import shutil
-import zipfile
+from itertools import product
 from unittest import mock
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemWriter, save
 
 from llm_rl import resume
 from llm_rl.errors import UserError
@@ -16,12 +17,24 @@ from llm_rl.errors import UserError
 EVERY_STEP = {"rollout/spec/tokens": 10, "rollout/spec/drafted": 1, "timing_s/gen": 1.0, "timing_s/step": 1.0}
 
 
-def make_checkpoint(run_dir, step):
+def make_checkpoint(run_dir, step, layout="fsdp"):
+    """A checkpoint of two dies as verl writes it; `old`: Megatron's of verl 0.6.1."""
     folder = run_dir / "checkpoints" / f"global_step_{step}"
-    (folder / "actor").mkdir(parents=True)
-    (folder / "actor" / "model.pt").write_text(str(step))
-    with zipfile.ZipFile(folder / "data.pt", "w") as f:
-        f.writestr("data", str(step))
+    actor = folder / "actor"
+    actor.mkdir(parents=True)
+    if layout == "fsdp":
+        for kind, rank in product(("model", "optim", "extra_state"), (0, 1)):
+            torch.save(step, actor / f"{kind}_world_size_2_rank_{rank}.pt")
+    else:
+        parts = ["dist_ckpt"] if layout == "old" else ["model/dist_ckpt", "optimizer/dist_ckpt"]
+        for part in parts:
+            save({"step": step}, storage_writer=FileSystemWriter(actor / part), no_dist=True)
+            (actor / part / "metadata.json").write_text("{}")
+        if layout == "megatron":
+            contents = {part.split("/")[0]: {"path": part} for part in parts}
+            (actor / "ckpt_contents.json").write_text(json.dumps({"contents": contents}))
+            (actor / "extra" / "dist_ckpt").mkdir(parents=True)  # empty, as verl leaves that of what it does not save
+    torch.save(step, folder / "data.pt")
     (run_dir / "checkpoints" / resume.TRACKER).write_text(str(step))
 
 
@@ -46,7 +59,7 @@ def run_dir(tmp_path):
         log_step(tmp_path, step)
     for step in (2, 3, 4):
         make_checkpoint(tmp_path, step)
-    (tmp_path / "checkpoints/global_step_2/actor/model.pt").unlink()  # as verl prunes
+    shutil.rmtree(tmp_path / "checkpoints/global_step_2/actor")  # as verl prunes
     return tmp_path
 
 
@@ -106,6 +119,37 @@ def test_wherever_the_kill_falls_each_step_is_there_once(kill, run_dir):
         assert resume.point(run_dir, 1) == 4
         resume.rewind(run_dir, 4, keep=2)
         assert state(run_dir) == steps_1_to(4, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "missing"),
+    [
+        ("fsdp", "actor/optim_world_size_2_rank_1.pt"),
+        ("megatron", "actor/ckpt_contents.json"),
+        ("megatron", "actor/optimizer/dist_ckpt/.metadata"),
+        ("megatron", "actor/model/dist_ckpt/__0_0.distcp"),
+        ("old", "actor/dist_ckpt/metadata.json"),
+    ],
+)
+def test_a_checkpoint_without_all_files_is_not_gone_on_from_and_this_is_said(layout, missing, run_dir):
+    log_step(run_dir, 5)
+    make_checkpoint(run_dir, 5, layout)
+    assert resume.point(run_dir, 1) == 5 and not resume.incomplete(run_dir, 4)
+    (run_dir / "checkpoints/global_step_5" / missing).unlink()
+    assert resume.point(run_dir, 1) == 4
+    assert resume.incomplete(run_dir, 4) == [f"the checkpoint of step 5 is not complete: it lacks {missing}"]
+    resume.rewind(run_dir, 4, keep=2)
+    assert state(run_dir) == steps_1_to(4, 3, 4)
+
+
+def test_checkpoints_that_cannot_be_loaded_are_refused_and_stay(run_dir):
+    assert resume.point(run_dir, 1, ranks=2) == resume.point(run_dir, 1) == 4
+    with pytest.raises(UserError, match="FSDP with world size 2, which no other can load, and the recipe's is 4: set"):
+        resume.point(run_dir, 1, ranks=4)
+    for path in run_dir.rglob("*_rank_1.pt"):
+        path.unlink()  # a host wrote them to a disk of its own
+    with pytest.raises(UserError, match="has no complete checkpoint: that of step 4 has lost actor/.*_rank_1.pt: put"):
+        resume.point(run_dir, 1)
 
 
 def test_steps_behind_the_checkpoint_are_done_again(run_dir):

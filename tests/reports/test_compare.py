@@ -51,6 +51,24 @@ def test_summary_counts_all_but_the_first_step(runs):
     assert "engine's CPU time, ms a token 37.500 25.000 -" in lines
 
 
+def test_a_metric_that_is_no_number_in_a_step_is_left_out_there(runs):
+    """verl 0.9.1 logs null for NaN, verl 0.6.1 NaN."""
+    path = runs / "on" / "steps.jsonl"
+    lines = path.read_text().splitlines()
+    for at, value in ((1, None), (2, float("inf"))):
+        row = json.loads(lines[at])
+        changed = {"critic/rewards/mean": value if at == 1 else -0.2, "response_length/mean": value}
+        row["data"] |= changed | {"rollout/spec/draft_ms": value, "rollout/spec/proposed_group": "x"}
+        lines[at] = json.dumps(row)
+    path.write_text("\n".join(lines) + "\n")
+    summary = summary_of(runs)
+    assert summary["on"]["rewards"] == pytest.approx([-0.4, None, -0.2]) and summary["on"]["draft_ms"] is None
+    table = [" ".join(line.split()) for line in text_table(summary).splitlines()]
+    assert "mean reward -0.250 -0.200" in table and "mean answer, tokens 13.0 -" in table
+    for language in ("en", "zh"):
+        assert "| 2 | -0.300 | - | 13.0 | - | 2.5 | 2.0 |" in markdown(summary, language)
+
+
 def test_a_busy_machine_is_said_first(runs):
     """Of the steps that are counted: the first one's load, that of starting engines during it, is left out."""
 
