@@ -41,7 +41,7 @@ from llm_rl.shape import read_shape
 MAY_CHANGE = ("steps", "env", "local_ray", "cluster", "checkpoints", "trainer")
 """Keys whose values may be others when a run goes on; with FSDP not the number of dies (resume.point)."""
 STARTS = 3
-"""Times that a run is started while Ray is late; Ray's node gives its agents 15 s, and a second start has them cached."""
+"""Times that a run is started if Ray is late: Ray gives its agents 15 s, and a second start finds them cached."""
 
 
 @dataclass(frozen=True)
@@ -218,13 +218,14 @@ def check_sources(planned: Plan) -> None:
 
 
 def _unknown_sources(names: list[str], planned: Plan) -> list[str]:
-    """Those of some sources that verl's reward does not know; in a process, as verl imports torch."""
+    """Those of some sources that verl has no reward for; asked in a process, as verl imports torch."""
     command = [sys.executable, "-m", "llm_rl.rewards", *names]
     env = os.environ | planned.variables
     done = subprocess.run(command, cwd=planned.folder, env=env, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise UserError(f"verl's reward cannot be asked which sources of data it knows: {reason}")
+        print(f"  warning: whether verl has a reward for {', '.join(names)} is not known: {reason}", flush=True)
+        return []
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -235,18 +236,20 @@ def recipe_yaml(recipe: Recipe) -> str:
 
 def train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> str | None:
     """Run verl to its end, `done` steps being done; the reason of its failure, or None."""
-    for left in reversed(range(STARTS)):
-        problem, late = _train(planned, record, lock, done, "w" if left == STARTS - 1 and not done else "a")
-        if not (problem and late and left):
-            break
+    if not done:
+        (planned.run_dir / "verl.log").unlink(missing_ok=True)
+    for _ in range(STARTS - 1):
+        problem, late = _train(planned, record, lock, done)
+        if not late:
+            return problem
         print("  warning: Ray did not start in its time: the run is started again", flush=True)
-    return problem
+    return _train(planned, record, lock, done)[0]
 
 
-def _train(planned: Plan, record: dict[str, Any], lock: int, done: int, mode: str) -> tuple[str | None, bool]:
-    """Run verl once, its log opened by `mode`; the reason of its failure, or None, and whether Ray started late."""
+def _train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> tuple[str | None, bool]:
+    """Run verl once; the reason of its failure, or None, and whether it failed because Ray started late."""
     recipe, log = planned.recipe, planned.run_dir / "verl.log"
-    with log.open(mode) as out:
+    with log.open("a") as out:
         out.write(f"pin set {recipe.pin_set}\n")
         out.writelines(f"tree {module} {tree}\n" for module, tree in record["tree_ids"].items())
         out.write(recipe_yaml(recipe))
@@ -274,7 +277,8 @@ def _train(planned: Plan, record: dict[str, Any], lock: int, done: int, mode: st
     if timed_out:
         return f"{timed_out}: the run was ended; see {log}", False
     steps = read_steps(steps_file)
-    return failure(recipe, steps, process.returncode, log, begin), len(steps) == done and started_late(log, begin)
+    problem = failure(recipe, steps, process.returncode, log, begin)
+    return problem, bool(process.returncode) and len(steps) == done and started_late(log, begin)
 
 
 @contextlib.contextmanager

@@ -67,8 +67,13 @@ class PinSet:
         except ValueError as e:
             raise UserError(str(e)) from None
         others = [PinSet(name) for name in names() if name != self.name]
-        for name, _ in leaves(recipe.verl):
+        for name, value in leaves(recipe.verl):
             self._check_verl_key(name, others)
+            if name.endswith(".checkpoint.async_save") and value:
+                raise UserError(
+                    f"verl.{name}: {self.verl} never finishes a checkpoint that it writes in the background, so none "
+                    "can be resumed: leave it out"
+                )
 
     def _check_verl_key(self, name: str, others: list[PinSet]) -> None:
         """UserError for a key under `verl:` that a key of the recipe sets, or that only other releases have."""

@@ -167,8 +167,8 @@ def point(run_dir: Path, every: int, ranks: int | None = None) -> int:
     newest = usable[-1]
     if ranks and newest.ranks not in (None, ranks):
         raise UserError(
-            f"{run_dir} has a checkpoint of FSDP with world size {newest.ranks}, which no other can load, and the recipe's "
-            f"is {ranks}: set cluster.nodes and cluster.dies_per_node as they were, or take another --run-dir"
+            f"{run_dir} has a checkpoint of FSDP with world size {newest.ranks}, which no other can load, and the "
+            f"recipe's is {ranks}: set cluster.nodes and cluster.dies_per_node as they were, or take another --run-dir"
         )
     return newest.step
 

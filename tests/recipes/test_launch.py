@@ -104,6 +104,7 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("verl=3", "verl must be a mapping, got 3"),
         ("verl.actor_rollout_ref.rollout.n=3", "verl.actor_rollout_ref.rollout.n is what rollout.n sets: use that"),
         ("verl.trainer.save_freq=3", "verl.trainer.save_freq follows from other keys of the recipe"),
+        ("verl.actor_rollout_ref.actor.checkpoint.async_save=true", "verl.actor_rollout_ref.actor.checkpoint.async"),
         ("data.gen_batch_size=20", "data.gen_batch_size 20 is no multiple of data.train_batch_size 8"),
         ("train.max_tokens_per_die=9", "set one of train.micro_batch_size and train.max_tokens_per_die"),
         ("trainer.logger=[console]", "trainer.logger lacks file, whose log the launcher follows"),
