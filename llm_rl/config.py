@@ -23,14 +23,12 @@ def load(path: Path, overrides: list[str]) -> Recipe:
     config = _merge(path, recommended=bool(profiles) and profiles[-1].strip("\"' ") == "recommended")
     has_profiles = config.profile is not None
     for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
+        if "=" not in override:
             raise UserError(f"override {override!r} is not of the form key=value")
         alone = OmegaConf.create({})
         try:
-            value = OmegaConf.create({"value": yaml.safe_load(value)}).value
             for target in (alone, config):
-                OmegaConf.update(target, key, value, force_add=True)
+                target.merge_with_dotlist([override])  # reads numbers as files are read: 1e-6 is one
         except (OmegaConfBaseException, yaml.YAMLError, AttributeError, TypeError, ValueError) as e:
             raise UserError(f"override {override!r} cannot be used: {str(e).splitlines()[0]}") from None
         _check_keys(alone, f"override {override!r}")

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 from sam_core.files import write_json
 
@@ -231,7 +230,7 @@ def _unknown_sources(names: list[str], planned: Plan) -> list[str]:
 
 def recipe_yaml(recipe: Recipe) -> str:
     """The recipe, resolved, as a YAML file that can be run."""
-    return yaml.safe_dump(recipe.model_dump(), sort_keys=False, allow_unicode=True)
+    return OmegaConf.to_yaml(OmegaConf.create(recipe.model_dump()))
 
 
 def train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> str | None:

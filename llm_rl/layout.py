@@ -9,11 +9,12 @@ communicators too, unless these leave activations less than ACTIVATIONS.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from llm_rl import communicators
 from llm_rl.errors import UserError
 from llm_rl.recipe import Recipe
-from llm_rl.shape import Shape
+from llm_rl.shape import Shape, why_unknown
 
 GIB = 1 << 30
 MAX_NODES = 64
@@ -21,6 +22,9 @@ MAX_NODES = 64
 RESERVE, ACTIVATIONS = 8.0, 4.0
 """GiB of a die for what is not modelled, in rollout and in training, and for an engine's activations alone;
 assumptions, the two ends of 4 to 8."""
+
+OTHER_MODELS = ("reward.reward_model.enable", "reward_model.enable", "distillation.enabled")
+"""Keys of verl, of any release, by which it runs a further model."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Rollout:
 class Training:
     """Memory of a die while it trains, in GiB.
 
-    host: memory of a host for the optimizer state, if it is not on the dies.
+    reference: weights of the initial model that stay on a die, where a KL divergence needs it; host: memory of a host
+    for the optimizer state, if it is not on the dies; reference_host: for the reference, 0 if it stays there.
     """
 
     data_parallel: int
@@ -59,10 +64,13 @@ class Training:
     logits: float
     communicators: float
     host: float
+    reference: float
+    reference_host: float
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.logits + self.communicators
+        state = self.weights + self.gradients + self.optimizer + self.reference
+        return state + self.logits + self.communicators
 
 
 def fitting_nodes(recipe: Recipe, model: Shape | None = None) -> list[int]:
@@ -187,7 +195,8 @@ def _pinned(recipe: Recipe, model: Shape) -> float:
 def training(recipe: Recipe, model: Shape) -> Training:
     """FSDP: all states in float32 over all dies. Megatron: bf16 weights and fp32 gradients over tensor x pipeline
     (experts: expert x expert tensor x pipeline), the distributed optimizer's 12 bytes a parameter over the data
-    parallel dies as well."""
+    parallel dies as well. A reference has the weights once more; FSDP always keeps it in host memory between passes,
+    Megatron where train.param_offload is set."""
     nodes, dies = recipe.cluster.nodes, recipe.cluster.dies
     if recipe.train.backend == "megatron":
         tp, pp, cp = (getattr(recipe.train, f"{kind}_parallel") for kind in ("tensor", "pipeline", "context"))
@@ -202,6 +211,8 @@ def training(recipe: Recipe, model: Shape) -> Training:
         weights, gradients, optimizer = 4 * share, 4 * share, 8 * share
         split = recipe.train.sequence_parallel
         data_parallel, vocabulary = dies // split, model.vocabulary
+    reference = weights / GIB if recipe.has_reference else 0.0
+    off_dies = recipe.train.param_offload or recipe.train.backend != "megatron"
     answers = recipe.train.micro_batch_size or 1
     tokens = recipe.train.max_tokens_per_die or -(-recipe.sequence_length * answers // split)
     return Training(
@@ -212,6 +223,8 @@ def training(recipe: Recipe, model: Shape) -> Training:
         logits=4 * tokens * vocabulary / GIB,
         communicators=communicators.trainer_memory(recipe),
         host=12 * model.parameters / nodes / GIB,
+        reference=0.0 if off_dies else reference,
+        reference_host=recipe.cluster.dies_per_node * reference if off_dies else 0.0,
     )
 
 
@@ -231,13 +244,14 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
     ]
     memory = recipe.cluster.die_memory
     if model is None or memory is None:
-        reason = "cluster.die_memory is not set" if memory is None else "the model's shape is not known"
+        reason = "cluster.die_memory is not set" if memory is None else why_unknown(Path(recipe.model.path))
         return _lines([*table, ("memory", f"not checked: {reason}")]), []
     roll, train = rollout(recipe, model), training(recipe, model)
     asleep = (
         f"{dies_per_node * roll.weights:.0f} GiB a host while training, {dies_per_node * roll.pinned:.0f} with what "
         "pinning adds"
     )
+    reference = f"{train.reference:.1f} GiB a die; off the dies {train.reference_host:.0f} GiB a host"
     groups = (
         f"{roll.communicators:.1f} GiB a die for the engine's {len(communicators.engine_groups(recipe))}, "
         f"{train.communicators:.1f} for the trainer's {len(communicators.trainer_groups(recipe))}"
@@ -256,6 +270,7 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
         ("training", f"{recipe.train.backend}, data parallel {train.data_parallel}"),
         ("  weights, gradients", f"{train.weights:.1f} + {train.gradients:.1f} GiB a die"),
         ("  optimizer", f"{train.optimizer:.1f} GiB a die; off the dies {train.host:.0f} GiB a host"),
+        *([("  reference", reference)] if recipe.has_reference else []),
         ("  logits", f"{train.logits:.1f} GiB a copy in float32"),
         *([("communicators", groups)] if train.communicators or roll.communicators else []),
         ("  in all", f"{train.total:.1f} of {memory:g} GiB, {RESERVE:g} of which are left to activations"),
@@ -274,14 +289,16 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
             "GiB: take more dies, or larger parallel sizes"
         )
     resident = train.communicators + (0.0 if recipe.train.param_offload else train.weights + train.gradients)
-    resident += 0.0 if recipe.train.optimizer_offload else train.optimizer
+    resident += train.reference + (0.0 if recipe.train.optimizer_offload else train.optimizer)
     if resident + roll.budget > memory and not recipe.separate:
         raise UserError(
             f"rollout and training do not fit together: {resident:.1f} GiB of training state and communicators stay on "
             f"a die with the engine's {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and "
             "train.optimizer_offload"
         )
-    warnings = []
+    warnings = [
+        f"verl.{key} adds a model whose memory is not counted" for key in OTHER_MODELS if recipe.verl_keys.get(key)
+    ]
     expected = recipe.rollout.expected_length
     if expected and roll.mean_tokens < expected and roll.requests > roll.full_sequences:
         warnings.append(

@@ -64,7 +64,7 @@ class Overlong(Section):
 
 
 class Algorithm(Section):
-    adv_estimator: str = Field(description="estimator of advantages")
+    adv_estimator: str = Field(description="estimator of advantages, one without a critic (not gae)")
     clip_ratio_low: Number = Field(ge=0, description="lower clip range of the ratio")
     clip_ratio_high: Number = Field(ge=0, description="upper clip range of the ratio (clip-higher)")
     clip_ratio_c: Number = Field(ge=1, description="bound of dual clipping")
@@ -246,6 +246,16 @@ class Recipe(Section):
         """Tokens of the longest prompt and answer."""
         return self.data.max_prompt_length + self.data.max_response_length
 
+    @property
+    def verl_keys(self) -> dict[str, Any]:
+        """Values under `verl:` by dotted name, without the + of keys that are added."""
+        return {name.lstrip("+"): value for name, value in leaves(self.verl)}
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether verl keeps the initial model, as the reference of a KL divergence."""
+        return self.algorithm.use_kl_loss or self.algorithm.use_kl_in_reward
+
     def history(self, run_dir: Path) -> str | None:
         """Folder in which the engines' history outlives the run; by default only runs with checkpoints have one."""
         if self.sam == "off" or "history" not in self.options.sources:
@@ -259,12 +269,11 @@ class Recipe(Section):
         verl then puts an engine to sleep: on NPUs at level 1, which keeps the weights; on GPUs at level 2, which drops
         them.
         """
-        verl = {name.lstrip("+"): value for name, value in leaves(self.verl)}
         keys = ("free_cache_engine", "enable_sleep_mode")
         return (
             self.cluster.device == "npu"
             and not self.separate
-            and all(verl.get(f"actor_rollout_ref.rollout.{key}", True) for key in keys)
+            and all(self.verl_keys.get(f"actor_rollout_ref.rollout.{key}", True) for key in keys)
         )
 
     @model_validator(mode="after")
@@ -284,6 +293,11 @@ class Recipe(Section):
         """Keys that exclude or need each other; llm_rl/layout.py checks what depends on the number of dies."""
         if (self.train.micro_batch_size is None) == (self.train.max_tokens_per_die is None):
             raise ValueError("set one of train.micro_batch_size and train.max_tokens_per_die, and the other to null")
+        if self.algorithm.adv_estimator == "gae" or self.verl_keys.get("critic.enable"):
+            raise ValueError(
+                "algorithm.adv_estimator gae and verl.critic.enable train a critic, which recipes neither set up nor "
+                "count: choose an estimator without one, as grpo"
+            )
         if "file" not in self.trainer.logger:
             raise ValueError("trainer.logger lacks file, whose log the launcher follows: add it")
         ports = self.cluster.hccl_ports

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of a Qwen3 model, and what follows from them alone: its parameters and the bytes of its KV cache."""
+"""The sizes of a Qwen3 or like model, and what follows from them alone: its parameters and bytes of its KV cache."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llm_rl.errors import UserError
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Qwen3's sizes, named as in its config.json; experts 0: dense."""
+    """A model's sizes, named as in a Qwen3's config.json; experts 0: dense."""
 
     layers: int
     hidden: int
@@ -57,28 +58,69 @@ SHAPES = {
 """From the public config.json files, by the name of the model's folder; used if the model is not on this host."""
 
 
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+EXPERTS = {"mixtral": ("num_local_experts", "intermediate_size"), "qwen3_moe": ("num_experts", "moe_intermediate_size")}
+"""Values of model_type whose layers Shape counts (biases are not); of those with experts, the keys of these."""
+
+
+def read_config(model: Path) -> dict[str, Any] | None:
+    """config.json of the folder `model`, or None if it is not there. Raises UserError if it cannot be used."""
+    file = model / "config.json"
+    if not file.is_file():
+        return None
+    try:
+        read: dict[str, Any] = json.loads(file.read_text())
+        read["model_type"]
+        return read
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise _unusable(file, e) from None
+
+
 def read_shape(model: Path) -> Shape | None:
-    """The sizes in config.json of the folder `model`, else those of SHAPES by its name, else None.
+    """The sizes in config.json of the folder `model`, else those of SHAPES by its name; None if `why_unknown`.
 
     Raises UserError if the file cannot be used.
     """
-    file = model / "config.json"
-    if not file.is_file():
+    read = read_config(model)
+    if read is None:
         return SHAPES.get(model.name)
+    kind = read["model_type"]
+    mixed = read.get("decoder_sparse_step", 1) != 1 or read.get("mlp_only_layers")  # dense layers among the others
+    if kind not in (*DENSE, *EXPERTS) or mixed:
+        return None
+    experts, mlp = EXPERTS.get(kind, (None, "intermediate_size"))
     try:
-        read = json.loads(file.read_text())
-        experts = read.get("num_experts", 0)
         return Shape(
             read["num_hidden_layers"],
             read["hidden_size"],
             read["num_attention_heads"],
             read["num_key_value_heads"],
             read.get("head_dim") or read["hidden_size"] // read["num_attention_heads"],
-            read["moe_intermediate_size"] if experts else read["intermediate_size"],
+            read[mlp],
             read["vocab_size"],
             read.get("tie_word_embeddings", False),
-            experts,
-            read.get("num_experts_per_tok", 0),
+            read[experts] if experts else 0,
+            read["num_experts_per_tok"] if experts else 0,
         )
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise UserError(f"{file} cannot be read as a model's configuration: {e!r}") from None
+    except (KeyError, TypeError) as e:
+        raise _unusable(model / "config.json", e) from None
+
+
+def why_unknown(model: Path) -> str:
+    """Why `read_shape` has no shape of a model."""
+    read = read_config(model)
+    return f"unknown architecture {read['model_type']}" if read else f"there is no {model / 'config.json'}"
+
+
+def embedding(model: Path) -> int:
+    """Values of the embedding, of any architecture that says its sizes; 0 if they are not known."""
+    read = read_config(model)
+    if read is None:
+        shape = SHAPES.get(model.name)
+        return shape.vocabulary * shape.hidden if shape else 0
+    text = read.get("text_config") or read  # of a multi-modal model
+    return text.get("vocab_size", 0) * text.get("hidden_size", 0)
+
+
+def _unusable(file: Path, error: Exception) -> UserError:
+    return UserError(f"{file} cannot be read as a model's configuration: {error!r}")

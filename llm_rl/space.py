@@ -63,6 +63,7 @@ def needs(recipe: Recipe, model: Shape | None) -> Needs | None:
         memory += training.host
     if recipe.train.param_offload and recipe.train.backend == "megatron":
         memory += recipe.cluster.dies_per_node * training.weights  # every die's; gradients are dropped
+    memory += training.reference_host
     if recipe.keeps_weights_on_host:
         memory += recipe.cluster.dies_per_node * layout.rollout(recipe, model).pinned
     given = recipe.local_ray.get("object_store_memory")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from sam_core.options import Options
 
 from llm_rl import prometheus
@@ -19,6 +19,8 @@ from llm_rl.pin_set import PinSet
 from llm_rl.recipe import Recipe, leaves
 
 PROMETHEUS = "actor_rollout_ref.rollout.prometheus."
+PLAIN = re.compile(r"(?!(null|true|false|inf|nan)$)[a-z_/][a-z0-9_./:-]*", re.ASCII | re.IGNORECASE)
+"""Strings that Hydra reads as themselves without quotes."""
 
 
 def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, str], ray: str) -> list[str]:
@@ -55,6 +57,8 @@ def _common(recipe: Recipe, pin_set: PinSet) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "actor_rollout_ref.rollout.max_model_len": recipe.sequence_length,
         "actor_rollout_ref.actor.use_dynamic_bsz": train.max_tokens_per_die is not None,
+        # verl 0.6.1 asks for it with Megatron, though tokens fill its passes.
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": train.micro_batch_size or 1,
         "trainer.save_freq": recipe.checkpoints.every or -1,
         "trainer.resume_mode": "auto" if recipe.checkpoints.every else "disable",
     }
@@ -79,7 +83,7 @@ def _mindspeed(recipe: Recipe) -> dict[str, Any]:
     if recipe.train.expert_parallel > 1:
         settings |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True, "moe_permute_fusion": True}
     transformer = "actor_rollout_ref.actor.megatron.override_transformer_config."
-    given = {name.lstrip("+") for name, _ in leaves(recipe.verl)}
+    given = recipe.verl_keys
     return {f"+{transformer}{name}": value for name, value in settings.items() if transformer + name not in given}
 
 
@@ -109,10 +113,12 @@ def compose(entry: EntryPoint, release: str, overrides: list[str]) -> DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
     if entry.search_path:
-        overrides = [*overrides, f"hydra.searchpath=['file://{entry.search_path}']"]
+        overrides = [*overrides, f"hydra.searchpath={_hydra([f'file://{entry.search_path}'])}"]
     try:
         with initialize_config_dir(str(entry.config_folder), version_base=None):
-            return compose(entry.config_name, overrides)
+            config = compose(entry.config_name, overrides)
+        OmegaConf.to_container(config, resolve=True)  # as verl does, but only after its start
+        return config
     except (HydraException, OmegaConfBaseException) as e:
         cause = e.__cause__ or e
         lines = [*str(e).splitlines()[:2], *str(cause).splitlines()[:1]]
@@ -121,20 +127,23 @@ def compose(entry: EntryPoint, release: str, overrides: list[str]) -> DictConfig
 
 def command(entry: EntryPoint, overrides: list[str], run_dir: Path) -> list[str]:
     """The command that trains, to be run in `entry.folder`."""
-    output = f"hydra.run.dir='{run_dir / 'hydra'}'"
+    output = f"hydra.run.dir={_hydra(str(run_dir / 'hydra'))}"
     return [sys.executable, "-m", entry.module, *entry.arguments, *overrides, output]
 
 
 def _hydra(value: Any) -> str:
     """A value in the grammar of Hydra's overrides."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(_hydra(v) for v in value) + "]"
-    text = str(value)
-    retyped = text.lower() in ("null", "true", "false", "yes", "no", "on", "off", "inf", "nan")
-    if isinstance(value, str) and (retyped or not re.fullmatch(r"[A-Za-z_./][\w./:-]*", text)):
-        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return text
+    if isinstance(value, dict):
+        keys = {name: re.sub(r"[\\()\[\]{}:=, \t]", r"\\\g<0>", str(name)) for name in value}
+        return "{" + ",".join(f"{keys[name]}:{_hydra(v)}" for name, v in value.items()) + "}"
+    if not isinstance(value, str) or PLAIN.fullmatch(value):
+        return str(value)
+    return QuotedString(value, Quote.single).with_quotes()

@@ -10,7 +10,7 @@ from sam_core.engines.verl import ROUTER_CONFIG
 
 from llm_rl.entry_point import EntryPoint
 from llm_rl.recipe import Recipe
-from llm_rl.shape import read_shape
+from llm_rl.shape import embedding
 
 WEIGHT_BUFFER = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 WEIGHT_BUFFER_DEFAULT = 2048
@@ -53,8 +53,7 @@ def derive(recipe: Recipe) -> dict[str, Any]:
         return settings
     # verl sends whole float32 weights to the engines through a buffer, and ends where one does not fit
     # (verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py:140).
-    shape = read_shape(Path(recipe.model.path))
-    largest = -(-4 * shape.vocabulary * shape.hidden >> 20) if shape else 0
+    largest = -(-4 * embedding(Path(recipe.model.path)) >> 20)
     return settings | ({WEIGHT_BUFFER: largest} if largest > WEIGHT_BUFFER_DEFAULT else {})
 
 

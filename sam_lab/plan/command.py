@@ -16,7 +16,7 @@ from sam_core.files import write_json
 
 from llm_rl import config, layout
 from llm_rl.recipe import Recipe
-from llm_rl.shape import SHAPES, Shape, read_shape
+from llm_rl.shape import SHAPES, Shape, read_shape, why_unknown
 from sam_lab.cli import LabError, check_outputs
 from sam_lab.evidence import worlds
 from sam_lab.plan import check, figure, words
@@ -138,7 +138,8 @@ def _recipe(args: argparse.Namespace) -> int:
     if shape is None:
         names = ", ".join(SHAPES)
         raise LabError(
-            f"the shape of {recipe.model.path} is not known: put the model there, or name its folder as one of {names}"
+            f"the shape of {recipe.model.path} is not known ({why_unknown(Path(recipe.model.path))}): put a model of a "
+            f"known architecture there, or name its folder as one of {names}"
         )
     layout.check_sizes(recipe, shape)
     sam = recipe.options

@@ -233,6 +233,17 @@ def test_collectives_wait_as_long_as_the_trainer_needs(given):
     assert timeout == 1836 if not DAPO_IN_CHECKOUT else timeout > 7102
 
 
+@pytest.mark.parametrize("setting", ["profile=article", "profile=recommended"])
+def test_a_kl_divergence_has_a_reference_model_like_the_actor(setting, given):
+    """Megatron, then FSDP2. verl asks for a micro batch size, with Megatron also where tokens fill its passes."""
+    lines, words = given("dapo_qwen3_32b_32die", setting, "algorithm.use_kl_loss=true")
+    ref = "actor_rollout_ref.ref."
+    expected = {f"{ref}log_prob_micro_batch_size_per_gpu=1"}
+    expected |= {f"{ref}megatron.param_offload=true"} if "article" in setting else set()
+    assert {word for word in words if word.startswith(ref)} == expected
+    assert any(line.startswith("#   reference") for line in lines)
+
+
 @pytest.mark.skipif(DAPO_IN_CHECKOUT, reason="this verl sends weights in pieces")
 def test_the_largest_weight_fits_the_buffer_that_sends_it(given):
     """Qwen3-32B's embedding: 151,936 x 5,120 float32 values are 2,968 MiB; verl's buffer has 2,048."""

@@ -55,6 +55,21 @@ def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
     assert [line for line in off if line != seeded] == rejection
 
 
+def test_values_reach_verl_and_the_run_s_recipe_as_they_were_written(tmp_path):
+    """Numbers as verl's own scripts write them; texts that YAML or Hydra could take for something else."""
+    texts = [r"^a\.b$", r"a\'b\\", "'", "1e-6", ".5", "null", "é", "a\nb=c, d", "$HOME", "{a: 1}", ""]
+    words = [f"env.T{number}={json.dumps(text)}" for number, text in enumerate(texts)]
+    values = {"+data.many": [{"a b": 1e-6, "c": r"\boxed{}"}, None, "1e-6"], "critic.optim.lr": 1e-1}
+    words += [f"verl.{name}={json.dumps(value)}" for name, value in values.items()]
+    recipe = load("train.lr=1e-6", *words)
+    composed = OmegaConf.create(launch.plan(recipe, tmp_path, dry_run=True).verl_config)
+    assert [composed.ray_kwargs.ray_init.runtime_env.env_vars[f"T{number}"] for number in range(len(texts))] == texts
+    assert {name: OmegaConf.select(composed, name.lstrip("+")) for name in values} == values
+    assert composed.actor_rollout_ref.actor.optim.lr == recipe.train.lr == 1e-6
+    (tmp_path / "recipe.yaml").write_text(launch.recipe_yaml(recipe))
+    assert config.load(tmp_path / "recipe.yaml", []) == recipe
+
+
 def test_recipes_name_every_option_with_the_engines_default():
     assert load("sam_options.verify=rejection").options == Options()
     assert load().options.verify == "seeded"
@@ -118,6 +133,9 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("trainer.mode=one_step_off steps=3", "trainer.mode one_step_off of verl 0.9.1 has no dynamic sampling: set"),
         ("trainer.mode=separate_async train.ppo_mini_batch_size=3", "data.train_batch_size 8 is no multiple of train."),
         ("trainer.mode=colocate_async checkpoints.every=1", "trainer.mode colocate_async is not resumed after"),
+        ("algorithm.adv_estimator=gae", "algorithm.adv_estimator gae and verl.critic.enable train a critic, which"),
+        ("verl.critic.enable=true", "algorithm.adv_estimator gae and verl.critic.enable train a critic, which"),
+        (r"env.X=\${HOME}", "verl 0.9.1 rejects the recipe: Interpolation key 'HOME' not found"),
     ],
 )
 def test_bad_setting_is_one_sentence_and_starts_nothing(overrides, sentence, tmp_path, capsys, patched):
@@ -213,7 +231,13 @@ def arguments(folder, *overrides, run="run"):
     """Arguments of the launcher: the tiny recipe with a run in `folder`, and the files of a model that it looks for."""
     model = folder / "model"
     model.mkdir(exist_ok=True)
-    shape = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
+    shape = {
+        "model_type": "qwen3",
+        "num_hidden_layers": 1,
+        "hidden_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+    }
     (model / "config.json").write_text(json.dumps(shape | {"intermediate_size": 8, "vocab_size": 8}))
     for file in ("train.parquet", "test.parquet"):
         (model / file).touch()

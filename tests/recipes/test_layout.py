@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_rl import communicators, config, layout
+from llm_rl import communicators, config, layout, space
 from llm_rl.errors import UserError
 from llm_rl.layout import GIB
-from llm_rl.shape import SHAPES, Shape, read_shape
+from llm_rl.shape import SHAPES, Shape, embedding, read_shape
 
 QWEN3 = Path(layout.__file__).parent / "qwen3"
 B32, B235 = "dapo_qwen3_32b_32die", "dapo_qwen3_235b_a22b_128die"
@@ -89,6 +89,32 @@ def test_training_memory(name, changes, states, logits, host):
     train = layout.training(*load(name, changes))
     assert (train.weights, train.gradients, train.optimizer) == pytest.approx(states, abs=0.06)
     assert train.logits == pytest.approx(logits, abs=0.05) and round(train.host) == host
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "die", "host"),
+    [
+        (GPUS, "", 0, 4 * 8.19 / 1.0737),  # FSDP: float32, always in host memory
+        (B32, "", 0, 16 * 3.8),  # Megatron: the weights of each die once more
+        (B32, "train.param_offload=false rollout.gpu_memory_utilization=0.6", 3.8, 0),
+    ],
+)
+def test_the_reference_model_is_counted(name, changes, die, host):
+    """GiB. It is there with the KL divergence in the loss or in the reward."""
+    recipe, model = load(name, changes)
+    without, needed = layout.training(recipe, model), space.needs(recipe, model)
+    for key in ("use_kl_loss", "use_kl_in_reward"):
+        recipe, model = load(name, f"{changes} algorithm.{key}=true")
+        train = layout.training(recipe, model)
+        assert train.total - without.total == pytest.approx(die, abs=0.05)
+        assert space.needs(recipe, model).memory - needed.memory == pytest.approx(host, abs=0.5)
+        assert any(line.startswith("  reference") for line in layout.report(recipe, model)[0])
+
+
+def test_a_model_that_is_not_counted_is_named():
+    assert layout.report(*load(GPUS, "verl.reward.reward_model.enable=true"))[1] == [
+        "verl.reward.reward_model.enable adds a model whose memory is not counted"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -198,14 +224,49 @@ def test_shape_comes_from_the_models_own_file(tmp_path):
     model.mkdir()
     read = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     read |= {"intermediate_size": 128, "moe_intermediate_size": 32, "vocab_size": 100, "tie_word_embeddings": True}
-    moe = {"num_experts": 8, "num_experts_per_tok": 2, "head_dim": 8}
+    read["model_type"] = "qwen3"
+    moe = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 8}
     shapes = (Shape(2, 64, 4, 2, 16, 128, 100, tied=True), Shape(2, 64, 4, 2, 8, 32, 100, True, 8, 2))
-    for more, shape in zip(({}, moe), shapes, strict=True):
+    dense_layers = moe | {"mlp_only_layers": [0]}
+    for more, shape in zip(({}, moe, dense_layers), (*shapes, None), strict=True):
         (model / "config.json").write_text(json.dumps(read | more))
         assert read_shape(model) == shape
-    (model / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="config.json cannot be read as a model's configuration"):
-        read_shape(model)
+    for unusable in ({}, {"model_type": "qwen3"}, []):
+        (model / "config.json").write_text(json.dumps(unusable))
+        with pytest.raises(UserError, match="config.json cannot be read as a model's configuration"):
+            read_shape(model)
+
+
+ATTENTION = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "num_hidden_layers": 32}
+MIXTRAL = ATTENTION | {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 14336,
+    "vocab_size": 32000,
+}
+LLAMA = ATTENTION | {"intermediate_size": 14336, "vocab_size": 128256}
+VL = {"text_config": ATTENTION | {"vocab_size": 151936}}
+MOONLIGHT = {"hidden_size": 2048, "vocab_size": 163840}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "parameters", "largest"),
+    [
+        ("mixtral", MIXTRAL, 46_702_792_704, 131_072_000),
+        ("llama", LLAMA, 8_030_261_248, 525_336_576),  # Llama 3.1 8B
+        ("qwen3_vl", VL, None, 622_329_856),
+        ("deepseek_v3", MOONLIGHT, None, 335_544_320),  # Moonlight
+    ],
+)
+def test_other_architectures_are_counted_or_named(kind, sizes, parameters, largest, tmp_path):
+    """Parameters as their publishers count them, but for norms."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **sizes}))
+    model, recipe = read_shape(tmp_path), load(GPUS, f"model.path={tmp_path}")[0]
+    assert embedding(tmp_path) == largest
+    if parameters:
+        assert model.parameters == pytest.approx(parameters, rel=2e-6)
+    else:
+        assert layout.report(recipe, model)[0][-1].endswith(f"not checked: unknown architecture {kind}")
 
 
 @pytest.mark.parametrize("name", [B32, "dapo_qwen3_32b_128die_customer", B235])

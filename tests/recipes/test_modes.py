@@ -44,6 +44,7 @@ def train_mode(request, train, tmp_path_factory):
     def run(sam):
         folder = tmp_path_factory.mktemp(f"{mode}-{sam}")
         common = [f"trainer.mode={mode}", f"sam={sam}", "sam_options.threshold=64", "train.lr=0", "steps=2"]
+        common += ["algorithm.use_kl_loss=true", "algorithm.use_kl_in_reward=true"]
         train(folder, *common, *overrides, script=script, validate=True)
         rows = [json.loads(line) for path in folder.glob("engine-*.jsonl") for line in path.read_text().splitlines()]
         steps = [step["data"] for step in read_steps(folder / "steps.jsonl")]
@@ -75,6 +76,7 @@ def test_drafts_are_verified_and_logged(run):
         assert step["rollout/spec_accept_rate"] == step[SPEC + "accepted"] / step[SPEC + "drafted"]
         assert step["rollout/spec_accept_length"] == 1 + step[SPEC + "accepted"] / step[SPEC + "drafts"]
     assert total(run, SPEC + "tokens") == sum(row[3] for row in run.rows) > 2000
+    assert all("actor/kl_loss" in step and "actor/reward_kl_penalty" in step for step in run.steps)
     if run.mode == "fully_async":
         assert total(run, "fully_async/partial/total_partial_num") > 0
 
