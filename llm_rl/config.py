@@ -29,8 +29,9 @@ def load(path: Path, overrides: list[str]) -> Recipe:
         try:
             for target in (alone, config):
                 target.merge_with_dotlist([override])  # reads numbers as files are read: 1e-6 is one
-        except (OmegaConfBaseException, yaml.YAMLError, AttributeError, TypeError, ValueError) as e:
-            raise UserError(f"override {override!r} cannot be used: {str(e).splitlines()[0]}") from None
+        except (OmegaConfBaseException, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError) as e:
+            problem = getattr(e, "problem", None) or str(e).splitlines()[0]  # YAML's, else the first line
+            raise UserError(f"override {override!r} cannot be used: {problem}") from None
         _check_keys(alone, f"override {override!r}")
     try:
         values = OmegaConf.to_container(config, resolve=True)

@@ -125,6 +125,8 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("trainer.logger=[console]", "trainer.logger lacks file, whose log the launcher follows"),
         ("cluster.nodes=3", "the training's data parallel size is 3, which does not divide the answers of a mini"),
         ("name=[1", "override 'name=[1' cannot be used"),
+        ("[=1", "override '[=1' cannot be used"),
+        ('env={"A":1,"A":2}', 'override \'env={"A":1,"A":2}\' cannot be used: found duplicate key A'),
         ("sam_options.treshold=3", "sam_options: unknown option 'treshold'"),
         ("sam_options.switch=batch", "the switch is chosen by sam=off, sam=batch or sam=auto, not in sam_options"),
         ("sam", "override 'sam' is not of the form key=value"),
