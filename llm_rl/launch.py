@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
             check_sources(planned)
             if done := resume_point(recipe, run_dir):
                 begin_record(planned, tree_ids(recipe), done)  # whether the run there can go on with this recipe
-            print(f"{recipe.title}: fits the dies, the disk of {run_dir} and the memory of this host")
+            print(f"{recipe.title}: fits the {recipe.cluster.unit}s, the disk of {run_dir} and the memory of this host")
             return 0
         if args.dry_run:
             planned = plan(recipe, run_dir, dry_run=True)

@@ -99,7 +99,7 @@ def check_sizes(recipe: Recipe, model: Shape | None) -> None:
 
 
 def _check_sizes(recipe: Recipe, model: Shape | None) -> None:
-    dies, rollout_dies = recipe.cluster.dies, recipe.rollout_dies
+    dies, rollout_dies, unit = recipe.cluster.dies, recipe.rollout_dies, recipe.cluster.unit
     rollout, train = recipe.rollout, recipe.train
     tp, dp, ep = rollout.tensor_model_parallel_size, rollout.data_parallel_size, rollout.expert_parallel_size
 
@@ -107,8 +107,8 @@ def _check_sizes(recipe: Recipe, model: Shape | None) -> None:
         if number % size:
             raise UserError(f"{what} is {size}, which does not divide the {of} {number}")
 
-    divides("rollout.tensor_model_parallel_size x rollout.data_parallel_size", tp * dp, "dies", rollout_dies)
-    divides("rollout.tensor_model_parallel_size", tp, "dies of a host", recipe.cluster.dies_per_node)
+    divides("rollout.tensor_model_parallel_size x rollout.data_parallel_size", tp * dp, f"{unit}s", rollout_dies)
+    divides("rollout.tensor_model_parallel_size", tp, f"{unit}s of a host", recipe.cluster.dies_per_node)
     if ep not in (1, tp * dp):
         raise UserError(f"rollout.expert_parallel_size must be 1 or tensor x data parallel size = {tp * dp}, got {ep}")
     if model:
@@ -117,16 +117,16 @@ def _check_sizes(recipe: Recipe, model: Shape | None) -> None:
             divides("rollout.expert_parallel_size", ep, "experts", model.experts or 1)
     if train.backend == "megatron":
         size = train.tensor_parallel * train.pipeline_parallel * train.context_parallel
-        divides("train.tensor x pipeline x context_parallel", size, "dies", dies)
+        divides("train.tensor x pipeline x context_parallel", size, f"{unit}s", dies)
         experts = train.expert_parallel * train.expert_tensor_parallel * train.pipeline_parallel
-        divides("train.expert x expert_tensor x pipeline_parallel", experts, "dies", dies)
+        divides("train.expert x expert_tensor x pipeline_parallel", experts, f"{unit}s", dies)
         if model:
             if train.expert_parallel > 1:
                 divides("train.expert_parallel", train.expert_parallel, "experts", model.experts or 1)
             _check_stages(recipe, model)
         data_parallel = dies // size
     else:
-        divides("train.sequence_parallel", train.sequence_parallel, "dies", dies)
+        divides("train.sequence_parallel", train.sequence_parallel, f"{unit}s", dies)
         data_parallel = dies // train.sequence_parallel
         megatron_only = ("tensor", "pipeline", "context", "expert", "expert_tensor")
         for kind in megatron_only:
@@ -231,11 +231,12 @@ def training(recipe: Recipe, model: Shape) -> Training:
 def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
     """Lines of the table and warnings. Raises UserError if the recipe cannot run."""
     check_sizes(recipe, model)
-    dies, dies_per_node = recipe.cluster.dies, recipe.cluster.dies_per_node
+    dies, dies_per_node, unit = recipe.cluster.dies, recipe.cluster.dies_per_node, recipe.cluster.unit
     tp, dp = recipe.rollout.tensor_model_parallel_size, recipe.rollout.data_parallel_size
-    table = [("dies", f"{dies} = {recipe.cluster.nodes} x {dies_per_node}")]
+    table = [(f"{unit}s", f"{dies} = {recipe.cluster.nodes} x {dies_per_node}")]
     if recipe.separate:
-        table += [("dies that generate", f"{recipe.rollout_dies} = {recipe.cluster.rollout_nodes} x {dies_per_node}")]
+        hosts = recipe.cluster.rollout_nodes
+        table += [(f"{unit}s that generate", f"{recipe.rollout_dies} = {hosts} x {dies_per_node}")]
     table += [
         (
             "rollout",
@@ -251,13 +252,13 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
         f"{dies_per_node * roll.weights:.0f} GiB a host while training, {dies_per_node * roll.pinned:.0f} with what "
         "pinning adds"
     )
-    reference = f"{train.reference:.1f} GiB a die; off the dies {train.reference_host:.0f} GiB a host"
+    reference = f"{train.reference:.1f} GiB a {unit}; off the {unit}s {train.reference_host:.0f} GiB a host"
     groups = (
-        f"{roll.communicators:.1f} GiB a die for the engine's {len(communicators.engine_groups(recipe))}, "
+        f"{roll.communicators:.1f} GiB a {unit} for the engine's {len(communicators.engine_groups(recipe))}, "
         f"{train.communicators:.1f} for the trainer's {len(communicators.trainer_groups(recipe))}"
     )
     table += [
-        ("  weights a die", f"{roll.weights:.1f} GiB"),
+        (f"  weights a {unit}", f"{roll.weights:.1f} GiB"),
         *([("  weights asleep", asleep)] if recipe.keeps_weights_on_host else []),
         (
             "  KV left",
@@ -268,8 +269,8 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
         ("  mean tokens that fit", f"{roll.mean_tokens:.0f} at {recipe.rollout.max_num_seqs} requests"),
         ("  requests an engine", f"{roll.requests} a round, in {roll.waves} wave{'s' * (roll.waves > 1)}"),
         ("training", f"{recipe.train.backend}, data parallel {train.data_parallel}"),
-        ("  weights, gradients", f"{train.weights:.1f} + {train.gradients:.1f} GiB a die"),
-        ("  optimizer", f"{train.optimizer:.1f} GiB a die; off the dies {train.host:.0f} GiB a host"),
+        ("  weights, gradients", f"{train.weights:.1f} + {train.gradients:.1f} GiB a {unit}"),
+        ("  optimizer", f"{train.optimizer:.1f} GiB a {unit}; off the {unit}s {train.host:.0f} GiB a host"),
         *([("  reference", reference)] if recipe.has_reference else []),
         ("  logits", f"{train.logits:.1f} GiB a copy in float32"),
         *([("communicators", groups)] if train.communicators or roll.communicators else []),
@@ -280,20 +281,20 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
         spread = ": spread the experts over data-parallel ranks" if model.experts and roll.weights > roll.budget else ""
         raise UserError(
             f"the rollout does not fit: weights {roll.weights:.1f}, one full sequence {roll.sequence:.1f} and "
-            f"{RESERVE:g} GiB for activations are {needed:.1f} GiB a die of {roll.budget:.1f} allowed{spread}"
+            f"{RESERVE:g} GiB for activations are {needed:.1f} GiB a {unit} of {roll.budget:.1f} allowed{spread}"
         )
     communicators.check(recipe, model)
     if train.total + RESERVE > memory:
         raise UserError(
-            f"the training does not fit: {train.total:.1f} GiB a die and {RESERVE:g} GiB for activations of {memory:g} "
-            "GiB: take more dies, or larger parallel sizes"
+            f"the training does not fit: {train.total:.1f} GiB a {unit} and {RESERVE:g} GiB for activations of "
+            f"{memory:g} GiB: take more {unit}s, or larger parallel sizes"
         )
     resident = train.communicators + (0.0 if recipe.train.param_offload else train.weights + train.gradients)
     resident += train.reference + (0.0 if recipe.train.optimizer_offload else train.optimizer)
     if resident + roll.budget > memory and not recipe.separate:
         raise UserError(
             f"rollout and training do not fit together: {resident:.1f} GiB of training state and communicators stay on "
-            f"a die with the engine's {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and "
+            f"a {unit} with the engine's {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and "
             "train.optimizer_offload"
         )
     warnings = [

@@ -179,6 +179,11 @@ class Cluster(Section):
         """Devices of all hosts."""
         return self.nodes * self.dies_per_node
 
+    @property
+    def unit(self) -> str:
+        """What users call a device."""
+        return {"npu": "die", "cuda": "GPU", "cpu": "device"}[self.device]
+
 
 class Recipe(Section):
     """All settings of a run. Mappings of plain values hold keys that others define."""

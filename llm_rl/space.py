@@ -88,5 +88,5 @@ def check(needed: Needs, run_dir: Path) -> None:
         raise UserError(
             f"this host has {total:,.0f} GiB of memory, the run keeps {needed.memory:,.0f} GiB of offloaded state and "
             f"sleeping weights there and {store:,.0f} GiB of Ray's object store: take more hosts, or leave the "
-            "optimizer on the dies (train.optimizer_offload=false)"
+            "optimizer on the devices (train.optimizer_offload=false)"
         )

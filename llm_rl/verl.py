@@ -16,7 +16,7 @@ from llm_rl import prometheus
 from llm_rl.entry_point import EntryPoint
 from llm_rl.errors import UserError
 from llm_rl.pin_set import PinSet
-from llm_rl.recipe import Recipe, leaves
+from llm_rl.recipe import MAPPINGS, Recipe, leaves
 
 PROMETHEUS = "actor_rollout_ref.rollout.prometheus."
 PLAIN = re.compile(r"(?!(null|true|false|inf|nan)$)[a-z_/][a-z0-9_./:-]*", re.ASCII | re.IGNORECASE)
@@ -29,6 +29,10 @@ def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, 
     env: the environment of all of verl's processes, on every host; ray: address of a cluster, or `local` for one that
     the run starts. Raises UserError for a key under `verl:` that is set here.
     """
+    for group in MAPPINGS:
+        for name, _ in leaves(getattr(recipe, group)):
+            if not re.fullmatch(r"\+?[\w@/:-]+(\.[\w@/:-]+)*", name):
+                raise UserError(f"{group}.{name} is no name of a key: write letters, digits, _ and - between dots")
     settings = pin_set.settings(recipe) | _common(recipe, pin_set)
     settings |= {
         "trainer.experiment_name": recipe.title,
@@ -119,10 +123,19 @@ def compose(entry: EntryPoint, release: str, overrides: list[str]) -> DictConfig
             config = compose(entry.config_name, overrides)
         OmegaConf.to_container(config, resolve=True)  # as verl does, but only after its start
         return config
-    except (HydraException, OmegaConfBaseException) as e:
-        cause = e.__cause__ or e
-        lines = [*str(e).splitlines()[:2], *str(cause).splitlines()[:1]]
-        raise UserError(f"{release} rejects the recipe: {' '.join(line.strip() for line in lines)}") from None
+    except (HydraException, OmegaConfBaseException, ValueError) as e:
+        raise UserError(f"{release} {_rejection(e)}") from None
+
+
+def _rejection(error: Exception) -> str:
+    """The clause on an error of Hydra, whose hints are about its own command line."""
+    if unknown := re.match(r"Could not override '(\S+)'", str(error)):
+        group, dot, last = unknown[1].rpartition(".")
+        return f"has no key {unknown[1]}: correct it, or write verl.{group}{dot}+{last} to add it"
+    if known := re.match(r"Could not append to config\. An item is already at '(\S+)'", str(error)):
+        return f"has the key {known[1]} already: write verl.{known[1]}, without +"
+    lines = [*str(error).splitlines()[:2], *str(error.__cause__ or error).splitlines()[:1]]
+    return f"rejects the recipe: {' '.join(line.strip() for line in dict.fromkeys(lines))}"
 
 
 def command(entry: EntryPoint, overrides: list[str], run_dir: Path) -> list[str]:

@@ -16,11 +16,13 @@ if [[ ! -f $root/patches/$pin/recipe.toml ]]; then
     exit 1
 fi
 python=${PYTHON:-$root/.venvs/$pin/bin/python}
-cd "$root"
 if [[ ! -x $(command -v "$python") ]]; then
-    echo "error: there is no $python: run ci/setup-env $pin first" >&2
+    remedy="run ci/setup-env $pin first"
+    echo "error: there is no $python: ${PYTHON:+set PYTHON to an interpreter, or unset it and }$remedy" >&2
     exit 1
 fi
+[[ $python != */* ]] || python=$(realpath -s "$python")
+cd "$root"
 
 launch() {
     exec "$python" -m llm_rl.launch "$@"

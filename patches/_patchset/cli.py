@@ -87,14 +87,14 @@ def parser() -> argparse.ArgumentParser:
     )
     command("drop", "restore the original files, all or nothing", TARGET_HELP, (targets,), **fitting)
 
-    every = {"nargs": "?", "help": "default: all"}
     sub = command(
         "status",
         "list the patches, the tree ids, and the state of a target",
         "The state of a module is original, patched, modified (with the files) or wrong version; exit status 1 for\n"
         "the last two.\n" + TARGET_HELP,
         (targets,),
-        **every,
+        nargs="?",
+        help="default: the one whose versions are installed, all if none are",
     )
     quiet = sub.add_mutually_exclusive_group()
     quiet.add_argument("--json", action="store_true", help="only {pin set: {module: state}}; exit status 0")
@@ -110,7 +110,8 @@ def parser() -> argparse.ArgumentParser:
         "check the stored patches against each other, the record and the source distributions",
         "Exit status 1 with a sentence for each problem.",
         (sdists,),
-        **every,
+        nargs="?",
+        help="default: all",
     )
     sub.add_argument("--offline", action="store_true", help="skip the checks that need the source distributions")
 
@@ -119,21 +120,31 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def fitting(args: argparse.Namespace) -> list[tuple[PinSet, target.Target]]:
+    """The named pin set, or the one that fits best what the target has; several if they fit alike, all if none does."""
+    pinsets = [pins.opened(name) for name in chosen(args)]
+    places = [target.find(pinset, args.module, args.env, args.to) for pinset in pinsets]
+    fits = [target.fit(place) if len(places) > 1 else (0, 0) for place in places]
+    return [(pinset, place) for pinset, place, fit in zip(pinsets, places, fits, strict=True) if fit == max(fits)]
+
+
 def choose(args: argparse.Namespace) -> tuple[PinSet, target.Target]:
-    """The pin set and the target of apply and drop; without PINSET the only one, or the only one that fits."""
-    names = chosen(args)
-    fitting = []
-    for name in names:
-        pinset = pins.opened(name)
-        place = target.find(pinset, args.module, args.env, args.to)
-        if len(names) == 1:
-            return pinset, place
-        if any(site.present for site in place.sites) and not any(site.refusal for site in place.sites):
-            fitting.append((pinset, place))
-    if len(fitting) != 1:
-        fit = "none fits" if not fitting else "more than one fits"
-        raise Failure(f"Name the pin set, one of {', '.join(names)}: {fit} what the target has.")
-    return fitting[0]
+    """The pin set and the target of a command; without PINSET the only one, or the only one that fits."""
+    best = fitting(args)
+    (pinset, place), *others = best
+    if not others:
+        return pinset, place
+    fits = any(target.fit(place))
+    if fits or args.to:
+        fit = "more than one fits" if fits else "none fits"
+        raise Failure(f"Name the pin set, one of {', '.join(pinset.name for pinset, _ in best)}: {fit} {place.root}.")
+    present = sorted({site.present for _, place in best for site in place.sites if site.present})
+    has = f"{', '.join(present)}, which no pin set patches" if present else "no module that a pin set patches"
+    pinned = (f"{name.name} ({', '.join(f'{m.name} {m.version}' for m in name.modules.values())})" for name, _ in best)
+    raise Failure(
+        f"{place.root} has {has}: install what you use of one of {', '.join(pinned)}, or name another environment "
+        "with --env."
+    )
 
 
 def chosen(args: argparse.Namespace) -> list[str]:
@@ -144,24 +155,24 @@ def chosen(args: argparse.Namespace) -> list[str]:
 def check_patched(args: argparse.Namespace) -> None:
     """The command status --quiet: Failure unless all that is asked for is patched."""
     pinset, place = choose(args)
-    states = target.states(place)
-    asked = {name: state for name, state in states.items() if args.module or not state.startswith("not ")}
-    wrong = [f"{name} is {state}" for name, state in asked.items() if state != "patched"]
+    states = [(site, target.inspect(site).name) for site in place.sites]
+    asked = [(site, state) for site, state in states if args.module or not state.startswith("not ")]
+    wrong = ", ".join(f"{site.module.name} is {state}" for site, state in asked if state != "patched")
+    if not asked and not args.to:
+        raise Failure(f"{place.root} is not patched by {pinset.name}: {target.nothing(place)}.")
     if wrong or not asked:
-        what = ", ".join(wrong) or "no module is there"
-        command = f"patches/patchset apply {pinset.name}"
-        raise Failure(f"{place.root} is not patched by {pinset.name} ({what}): run {command}.")
+        steps = target.remedy(place, [site for site, _ in asked or states])
+        raise Failure(f"{place.root} is not patched by {pinset.name} ({wrong or 'no module is there'}): {steps}.")
 
 
 def status(args: argparse.Namespace) -> bool:
     """The command status; returns whether all is in order."""
-    pinsets = [pins.opened(name) for name in chosen(args)]
-    places = {pinset.name: target.find(pinset, args.module, args.env, args.to) for pinset in pinsets}
+    places = fitting(args)
     if args.json:
-        print(json.dumps({name: target.states(place) for name, place in places.items()}))
+        print(json.dumps({pinset.name: target.states(place) for pinset, place in places}))
         return True
     reports = []
-    for pinset in pinsets:
+    for pinset, place in places:
         print(pinset.name)
         for module in pinset.modules.values():
             record, patches = module.recorded(), series.load(module)
@@ -169,7 +180,7 @@ def status(args: argparse.Namespace) -> bool:
             print(f"  {module.name} {module.version}: {count}, tree {record.tree} -> {record.patched_tree}")
             for patch in patches:
                 print(f"    {patch.file.name[:4]} {patch.subject}")
-        lines, in_order = target.report(places[pinset.name])
+        lines, in_order = target.report(place)
         print("\n".join(lines))
         reports.append(in_order)
     return all(reports)

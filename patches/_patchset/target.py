@@ -3,6 +3,7 @@
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
@@ -28,6 +29,11 @@ class Site:
     tree: bool = False  # a whole source tree, not an installed package
     editable: Path | None = None  # the source tree that an editable install points to
 
+    @property
+    def pinned(self) -> str:
+        """The pinned release, as pip takes it."""
+        return f"{next(iter(self.module.dists))}=={self.module.version}"
+
     def __str__(self) -> str:
         return f"{self.module.name} {self.module.version}" + (f" ({self.present})" if self.present else "")
 
@@ -51,10 +57,11 @@ class State:
 
 @dataclass
 class Target:
-    """A folder and the modules that may be in it."""
+    """A folder and the modules that may be in it; option: what names it on the command line."""
 
     root: Path
     sites: list[Site]
+    option: str = ""
 
 
 def find(pinset: PinSet, modules: list[str], env: str | None, to: str | None) -> Target:
@@ -64,8 +71,12 @@ def find(pinset: PinSet, modules: list[str], env: str | None, to: str | None) ->
     """
     chosen = [pinset.module(name) for name in modules] or list(pinset.modules.values())
     if to is not None:
-        return in_folder(Path(to).absolute(), chosen)
-    return in_environment(Path(env or os.environ.get("VIRTUAL_ENV") or sys.prefix).absolute(), chosen)
+        target, option = in_folder(folder := Path(to).absolute(), chosen), "--to"
+    else:
+        folder = Path(env or os.environ.get("VIRTUAL_ENV") or sys.prefix).absolute()
+        target, option = in_environment(folder, chosen), "--env"
+    target.option = shlex.join([option, str(folder)])
+    return target
 
 
 def in_environment(env: Path, modules: list[Module]) -> Target:
@@ -99,17 +110,18 @@ def installed(module: Module, folder: Path) -> Site:
                     ),
                 )
             elif dist.version.partition("+")[0] not in versions:
-                site.refusal = wrong_version(module, site.present, folder)
+                site.refusal = wrong_version(site, site.present)
             if site.refusal:
                 return site
     return site
 
 
-def wrong_version(module: Module, present: str, place: Path) -> tuple[str, str]:
+def wrong_version(site: Site, present: str) -> tuple[str, str]:
     """The refusal of a module whose version is not the pinned one."""
+    module = site.module
     return "wrong version", (
-        f"{present} is in {place}, but {module.pinset.name} patches {module.name} {module.version}: "
-        f"install {next(iter(module.dists))}=={module.version}, or leave it out with --module."
+        f"{present} is in {site.folder}, but {module.pinset.name} patches {module.name} {module.version}: "
+        f"install {site.pinned}, or name the other modules with --module."
     )
 
 
@@ -137,7 +149,7 @@ def source_tree(module: Module, root: Path, prefix: str) -> Site:
     if (folder / "PKG-INFO").is_file():
         info = HeaderParser().parsestr((folder / "PKG-INFO").read_text(errors="replace"))
         if (info["Version"] or "").partition("+")[0] != module.version:
-            site.refusal = wrong_version(module, f"{info['Name']} {info['Version']}", folder)
+            site.refusal = wrong_version(site, f"{info['Name']} {info['Version']}")
     elif not (folder / module.name).is_dir():
         site.refusal = "no source tree", f"{folder} is not a source tree of {module.name}: it has no {module.name}/."
     return site
@@ -159,8 +171,10 @@ def inspect(site: Site) -> State:
     odd = [path for path in sorted(blobs) if current[path] not in blobs[path]]
     if odd:
         return State("modified", [f"{path} ({difference(files, path, blobs[path][0])})" for path in odd])
-    patched = [path for path, (before, after) in sorted(blobs.items()) if current[path] == after != before]
-    return State("modified", [f"{path} (patched, others are not)" for path in patched])
+    changed = [(path, current[path] == after) for path, (before, after) in sorted(blobs.items()) if before != after]
+    patched = 2 * sum(end for _, end in changed) <= len(changed)
+    name = "patched" if patched else "original"
+    return State("modified", [f"{path} ({name}, others are not)" for path, end in changed if end == patched])
 
 
 def content_id(files: series.Files, path: str) -> str:
@@ -195,10 +209,7 @@ def change(target: Target, reverse: bool, sdists: str | None) -> list[str]:
     here = [site for site in target.sites if site.present]
     fresh = [site for site in target.sites if site.tree and not site.present and not reverse]
     if not here and not fresh:
-        missing = ", ".join(f"{site.module.name} {site.module.version}" for site in target.sites)
-        raise Failure(
-            f"Nothing to {verb} in {target.root}: it has none of {missing}; name the target with --env or --to."
-        )
+        raise Failure(f"Nothing to {verb} in {target.root}: {nothing(target)}.")
     if refusals := [site.refusal[1] for site in here if site.refusal]:
         raise Failure("\n".join(refusals))
     patches = {site.module.name: series.stored(site.module) for site in here + fresh}
@@ -234,13 +245,54 @@ def change(target: Target, reverse: bool, sdists: str | None) -> list[str]:
     return lines
 
 
+def repair(site: Site) -> str:
+    """How to get the original files of a modified module back."""
+    tree = site.editable or (site.folder if site.tree else None)
+    return f"restore the source tree {tree}" if tree else f"reinstall {site.present.replace(' ', '==')}"
+
+
+def fit(target: Target) -> tuple[int, int]:
+    """How well the pin set fits what is there: modules that are original or patched, and those of the right version."""
+    known = sum(inspect(site).name in ("original", "patched") for site in target.sites)
+    return known, sum(bool(site.present and not site.refusal) for site in target.sites)
+
+
+def remedy(target: Target, sites: list[Site]) -> str:
+    """What to do so that these sites of the target are patched."""
+    pinset, steps, here = sites[0].module.pinset, [], []
+    for site in sites:
+        state = inspect(site).name
+        if state == "modified":
+            steps.append(repair(site))
+        elif state in ("wrong version", "no source tree"):
+            steps.append(f"put the source of {site.pinned} there" if site.tree else f"install {site.pinned}")
+        elif state == "not installed":
+            steps.append(f"install {site.pinned}")
+        if not site.editable:
+            here.append(site.module.name)
+        elif state != "patched":
+            where = shlex.join(["--module", site.module.name, "--to", str(site.editable)])
+            steps.append(f"run patches/patchset apply {pinset.name} {where}")
+    if here:
+        named = len(target.sites) < len(pinset.modules) or any(site.editable for site in sites)
+        modules = "".join(f" --module {name}" for name in here if named)
+        steps.append(f"run patches/patchset apply {pinset.name}{modules} {target.option}")
+    return ", then ".join(steps)
+
+
+def nothing(target: Target) -> str:
+    """The clause on a target that has no module."""
+    missing = ", ".join(str(site) for site in target.sites)
+    return f"it has none of {missing}: install those that you use, or name the target with --env or --to"
+
+
 def modified_message(site: Site, state: State, verb: str) -> str:
     """The sentence about a modified module."""
     shown = ", ".join(state.details[:5]) + (f" and {len(state.details) - 5} more" if len(state.details) > 5 else "")
-    restore = "restore the source tree" if site.tree else f"reinstall {site.present.replace(' ', '==')}"
     return (
         f"{site.module.name} in {site.folder} is neither the pinned original nor the patched one, "
-        f"nothing was changed: {shown}; {restore} (or drop with the patches it was patched with), then {verb} again."
+        f"nothing was changed: {shown}; {repair(site)} (or drop with the patches it was patched with), then {verb} "
+        "again."
     )
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,13 +117,19 @@ def of_article(later: float, factor: float = 1.0, ks: Sequence[int] = KS) -> Acc
 
 
 def recorded(
-    answers: Sequence[Answer], context: str, options: dict[str, Any], ks: Sequence[int] = KS, max_tokens: int = 60_000
+    answers: Sequence[Answer],
+    context: str,
+    options: dict[str, Any],
+    ks: Sequence[int] = KS,
+    max_tokens: int = 60_000,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Acceptance:
     """Replay recordings with every draft length; context as of sam_lab.replay, options of the pool."""
     scopes = make_scopes(answers, context, max_tokens=max_tokens)
     gain, drafted = np.zeros((len(ks), BINS)), np.zeros((len(ks), BINS))
     drafter = Watched(**options)
     for i, k in enumerate(ks):
+        progress(f"replaying the recording, context {context}, k = {k}")
         drafter = Watched(**options)
         replay(drafter, scopes, context, k)
         bins, taken = _bins(drafter), np.array([draft.accepted for draft in drafter.drafts])

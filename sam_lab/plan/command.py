@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -17,7 +17,7 @@ from sam_core.files import write_json
 from llm_rl import config, layout
 from llm_rl.recipe import Recipe
 from llm_rl.shape import SHAPES, Shape, read_shape, why_unknown
-from sam_lab.cli import LabError, check_outputs
+from sam_lab.cli import LabError, check_outputs, positive
 from sam_lab.evidence import worlds
 from sam_lab.plan import check, figure, words
 from sam_lab.plan.acceptance import Acceptance, recorded
@@ -74,11 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--device", choices=DEVICES, help="default: by the recipe's cluster.device, 910C or H100"),
         add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps instead"),
         add("--kept", type=float, default=0.6, metavar="P", help=kept),
-        add("--rounds", type=int, metavar="N", help="rounds of generation a step; default: from --kept"),
+        add("--rounds", type=positive, metavar="N", help="rounds of generation a step; default: from --kept"),
         add("--routing", choices=("spread", "sticky"), default="sticky", help="of a prompt's answers (%(default)s)"),
     ]
     drawn = [
-        add("--draws", type=int, default=10, metavar="N", help="worlds for the ranges (%(default)s)"),
+        add("--draws", type=positive, default=10, metavar="N", help="worlds for the ranges (%(default)s)"),
         add("--picture", type=Path, metavar="PNG", help="draw requests running and the speed against threshold and k"),
     ]
     add("--json", type=Path, metavar="OUT", help="write all figures here")
@@ -88,9 +88,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
     check_outputs(args.json, args.picture)
-    if args.draws < 0 or not 0 < args.kept <= 1 or (args.rounds is not None and args.rounds < 1):
-        values = f"--draws {args.draws}, --kept {args.kept:g}, --rounds {args.rounds}"
-        raise LabError(f"{values}: take >= 0, (0, 1] and >= 1")
+    if not 0 < args.kept <= 1:
+        raise LabError(f"--kept {args.kept:g}: take more than 0, and at most 1")
+    if not 0 < args.spread < inf:
+        raise LabError(f"--spread {args.spread:g}: take more than 0")
     if not 0 < args.factor < inf:
         raise LabError(f"--factor {args.factor:g}: take more than 0")
     if args.mean is not None and not 1 <= args.mean < inf:
@@ -153,9 +154,10 @@ def _recipe(args: argparse.Namespace) -> int:
         clock = f"fitted to {args.cost}"
     else:
         device, cost, clock = _clock(args, recipe, plan, shape)
-    acceptances = _acceptances(args, plan, {"rule": sam.rule, "min_prob": sam.min_prob}, sam.sources)
-    inputs = Inputs(plan, lengths, cost, *acceptances, args.routing)
     progress = Progress()
+    options = {"rule": sam.rule, "min_prob": sam.min_prob}
+    acceptances = _acceptances(args, plan, options, sam.sources, progress.show)
+    inputs = Inputs(plan, lengths, cost, *acceptances, args.routing)
     likely = (0.7, 1.3) if args.acceptance else (0.7, 1.8)
     result = study(inputs, args.draws, device, likely, progress.show)
     progress.clear()
@@ -200,7 +202,11 @@ def _lengths(args: argparse.Namespace, recipe: Recipe, plan: Setup) -> Lengths |
 
 
 def _acceptances(
-    args: argparse.Namespace, plan: Setup, options: dict[str, Any], sources: Sequence[str]
+    args: argparse.Namespace,
+    plan: Setup,
+    options: dict[str, Any],
+    sources: Sequence[str],
+    progress: Callable[[str], None],
 ) -> tuple[Acceptance, Acceptance]:
     """With all siblings, and with those that meet by chance when they are spread over the engines."""
     answers = read_answers(args.acceptance or RECORDING)
@@ -208,10 +214,11 @@ def _acceptances(
     ks = tuple(sorted({1, 2, 3, 4, 6, 8, 15, plan.k}))
 
     def alone() -> Acceptance:
-        return recorded(answers, "request", options | {"sources": ["request"]}, ks).scaled(factor)
+        return recorded(answers, "request", options | {"sources": ["request"]}, ks, progress=progress).scaled(factor)
 
     def in_groups(of: Sequence[Answer]) -> Acceptance:
-        return recorded(of, "group", options | {"sources": ["request", "group"]}, ks).scaled(factor)
+        both = options | {"sources": ["request", "group"]}
+        return recorded(of, "group", both, ks, progress=progress).scaled(factor)
 
     if "group" not in sources:
         together = alone()
@@ -233,24 +240,23 @@ def _split(answers: Sequence[Answer], size: int) -> list[Answer]:
 def _print(
     plan: Setup, clock: str, result: dict[str, Any], mean: float, advice: Sequence[str], grows: Sequence[str]
 ) -> None:
+    devices = f"{plan.dies} {plan.unit}{'s' * (plan.dies > 1)}"
     print(
-        f"{plan.name}: {plan.dies} dies, {plan.ranks} engines of {plan.tensor}; {plan.gen_prompts} x {plan.n} answers "
+        f"{plan.name}: {devices}, {plan.ranks} engines of {plan.tensor}; {plan.gen_prompts} x {plan.n} answers "
         f"a round of {mean:,.0f} tokens, {plan.rounds} round{'s' * (plan.rounds > 1)}; {plan.slots} requests at once, "
         f"memory for {plan.capacity:,.0f} tokens an engine\nclock: {clock}\n"
     )
     print("threshold, k       round   rollout      step   speed        10-90 %    tail  its speed")
     labels = {"batch": "batch {} {}".format(*result["own"]), "best": "batch {} {}".format(*result["best"])}
     for name, f in result["figures"].items():
-        low_high = result["ranges"].get(name)
-        span = "{:.2f} - {:.2f}".format(*low_high["rollout_gain"]) if low_high and name != "off" else ""
+        span = "{:.2f} - {:.2f}".format(*result["ranges"][name]["rollout_gain"]) if name != "off" else ""
         print(
             f"{labels.get(name, name):14}{f['round_s']:>8,.0f} s{f['rollout_s']:>8,.0f} s{f['step_s']:>8,.0f} s"
             f"{f['rollout_gain']:>8.3f}{span:>15}{100 * f['tail_share']:>6.0f} %{f['tail_gain']:>11.3f}"
         )
-    if result["ranges"]:
-        off = result["ranges"]["off"]
-        rollout, step = ("{:,.0f} - {:,.0f} s".format(*off[name]) for name in ("rollout_s", "step_s"))
-        print(f"off, 10-90 %: rollout {rollout}, step {step}")
+    off = result["ranges"]["off"]
+    rollout, step = ("{:,.0f} - {:,.0f} s".format(*off[name]) for name in ("rollout_s", "step_s"))
+    print(f"off, 10-90 %: rollout {rollout}, step {step}")
     print(
         f"\ntail: at most {plan.threshold} run. Routing of a prompt's answers, slowest engine without and with batch:"
     )

@@ -53,6 +53,7 @@ class Setup:
     prompt_tokens: int = 133
     eager: bool = True
     training: float = TRAINING
+    unit: str = "die"
 
     @property
     def ranks(self) -> int:
@@ -70,14 +71,15 @@ def setup(recipe: Recipe, shape: Shape, threshold: int, k: int, kept: float) -> 
     memory = layout.rollout(recipe, shape)
     if memory.kv < memory.sequence:
         raise ValueError(
-            f"{recipe.name} does not fit: {memory.kv:.1f} GiB are left a die for keys and values, and one full "
-            f"sequence takes {memory.sequence:.1f}"
+            f"{recipe.name} does not fit: {memory.kv:.1f} GiB are left a {recipe.cluster.unit} for keys and values, "
+            f"and one full sequence takes {memory.sequence:.1f}"
         )
     expert = recipe.rollout.expert_parallel_size
     return Setup(
         name=recipe.name,
         shape=shape,
         dies=recipe.cluster.dies,
+        unit=recipe.cluster.unit,
         tensor=tensor,
         data=recipe.rollout.data_parallel_size if expert > 1 else 1,
         expert=expert,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -81,7 +82,9 @@ def seconds_of_step(plan: Setup, longest: float, trained: float) -> tuple[float,
     return rollout, rollout + plan.training * trained * plan.shape.active_parameters / plan.dies
 
 
-def rounds_of(inputs: Inputs, seed: int, pairs: Sequence[tuple[int, int]], auto: bool) -> dict[Any, Round]:
+def rounds_of(
+    inputs: Inputs, seed: int, pairs: Sequence[tuple[int, int]], auto: bool, progress: Callable[[], None] = lambda: None
+) -> dict[Any, Round]:
     """A round under `off`, each (threshold, k) of `batch`, and `auto`, on the same lengths."""
     plan, cost = inputs.plan, inputs.cost
     lengths = inputs.lengths.sample(plan.gen_prompts, plan.n, np.random.default_rng(seed))
@@ -91,11 +94,13 @@ def rounds_of(inputs: Inputs, seed: int, pairs: Sequence[tuple[int, int]], auto:
     tails = Tails.of(plan, cost, loaded, max(late, default=plan.threshold))
     results: dict[Any, Round] = {"off": tails.run(Policy.off(plan.slots), plan.threshold)}
     for threshold, k in pairs:
+        progress()
         policy = inputs.acceptance.batch(plan.slots, min(threshold, plan.slots), k)
         # ranks that meet in every step draft as soon as few run on them, whatever the others do
         whole = plan.data > 1 or threshold >= plan.slots
         results[threshold, k] = (fresh if whole else tails).run(policy, plan.threshold)
     if auto:
+        progress()
         per_rank = np.sort(lengths.ravel())[:: plan.ranks]
         contexts = tail_contexts([(plan.prompt_tokens, int(a)) for a in per_rank], plan.slots)
         policy = inputs.acceptance.auto(plan.slots, cost, contexts)
@@ -112,7 +117,7 @@ def study(
 ) -> dict[str, Any]:
     """The figures of the report.
 
-    `figures` are medians over the worlds, `ranges` their 10 to 90 %; without worlds, means over SEEDS. `best` is the
+    `figures` are medians over the worlds, `ranges` their 10 to 90 %. `best` is the
     batch switch that gains the most in the worst tenth of the worlds. `traces` has those of the first round, for the
     picture.
     """
@@ -120,8 +125,10 @@ def study(
     current = (min(plan.threshold, plan.slots), plan.k)
     thresholds = [t for t in THRESHOLDS if t <= plan.slots]
     grid = sorted({(t, k) for t in thresholds for k in inputs.acceptance.ks if k <= 8} | {current})
-    progress("policies")
-    rounds = [rounds_of(inputs, seed, grid, auto=True) for seed in SEEDS]
+    rounds = [
+        rounds_of(inputs, seed, grid, True, partial(progress, f"policies, lengths {number} of {len(SEEDS)}"))
+        for number, seed in enumerate(SEEDS, 1)
+    ]
     gains = {
         key: float(np.mean([of_seed["off"].longest / of_seed[key].longest for of_seed in rounds]))
         for key in [*grid, "auto"]
@@ -131,28 +138,21 @@ def study(
     keys: list[Any] = ["off", "auto", *pairs]
     samples: list[dict[Any, dict[str, float]]] = []
     for draw in range(1, draws + 1):
-        progress(f"world {draw} of {draws}")
         world = inputs.varied(np.random.default_rng([11, draw]), device, likely)
-        of_world = rounds_of(world, draw, pairs, auto=True)
+        of_world = rounds_of(world, draw, pairs, True, partial(progress, f"world {draw} of {draws}"))
         samples.append({key: _figures(world, of_world, key, draw) for key in keys})
-    if not draws:
-        of_seeds = zip(SEEDS, rounds, strict=True)
-        samples = [{key: _figures(inputs, of_seed, key, seed) for key in keys} for seed, of_seed in of_seeds]
     found = {key: {what: [of[key][what] for of in samples] for what in samples[0][key]} for key in keys}
     best = max(candidates, key=lambda pair: np.quantile(found[pair]["rollout_gain"], [WORST, 0.5]).tolist())
     chosen = {"off": "off", "batch": current, "best": best, "auto": "auto"}
-    middle = np.median if draws else np.mean
-    figures = {name: {what: float(middle(of)) for what, of in found[key].items()} for name, key in chosen.items()}
+    figures = {name: {what: float(np.median(of)) for what, of in found[key].items()} for name, key in chosen.items()}
     ranges = {
         name: {what: np.quantile(of, [WORST, 1 - WORST]).tolist() for what, of in found[key].items()}
         for name, key in chosen.items()
-        if draws
     }
     routing = {}
     for way in ("spread", "sticky"):
-        progress(f"routing {way}")
         routed = replace(inputs, routing=way)
-        results = [rounds_of(routed, seed, [current], auto=False) for seed in SEEDS]
+        results = [rounds_of(routed, seed, [current], False, partial(progress, f"routing {way}")) for seed in SEEDS]
         routing[way] = {
             "off_s": float(np.mean([of_seed["off"].longest for of_seed in results])),
             "batch_s": float(np.mean([of_seed[current].longest for of_seed in results])),

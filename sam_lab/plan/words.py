@@ -29,7 +29,7 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
         "auto": "sam=auto",
     }
     gains = {name: figures[name]["rollout_gain"] for name in settings}
-    worst = {name: ranges[name]["rollout_gain"][0] if ranges else gains[name] for name in settings}
+    worst = {name: ranges[name]["rollout_gain"][0] for name in settings}
     safe = [name for name in ("auto", "batch", "best") if worst[name] > 1 - MAX_LOSS]
     advised = max(safe, key=gains.__getitem__, default=None)
     advice = []
@@ -106,14 +106,12 @@ def growing(plan: Setup, mean: float) -> list[str]:
         "traffic: none between engines; a prompt that returns to another engine finds no history there, so a history "
         f"that follows its prompt would move {TEXT * plan.n * mean / 1e6:.1f} MB a prompt",
         f"routing: {plan.ranks} engines; spread, {g['siblings_an_engine_spread']:.2g} of {plan.n} siblings meet on "
-        "one, fewer with more dies; sticky, all do",
+        f"one, fewer with more {plan.unit}s; sticky, all do",
     ]
 
 
 def _saving(result: dict[str, Any], name: str) -> str:
     saving = f"the rollout takes {_percent(result['figures'][name]['rollout_gain'])} less"
-    if not result["ranges"]:
-        return saving
     low, high = map(_percent, result["ranges"][name]["rollout_gain"])
     return f"{saving} in the median world, {low} to {high} in 10 to 90 % of them"
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -382,6 +383,15 @@ def test_an_editable_install_is_refused_with_the_way_out(repo, venv, tmp_path):
     assert states == {"pins-1": {"alpha": "original", "beta": "patched"}}
 
 
+def one_is_original(file):
+    """Patched as a whole but for this file."""
+    patched = {"alpha/dos.py": ALPHA["alpha/dos.py"][1].replace(b"2\r", b"22\r"), "alpha/new/__init__.py": b"new = 1\n"}
+    for name, data in (patched | {"alpha/tool.py": b"#!/usr/bin/env python3.11\n"}).items():
+        (site := file.parents[1]).joinpath(name).parent.mkdir(exist_ok=True)
+        (site / name).write_bytes(data)
+    (site / "alpha/old/gone.py").unlink()
+
+
 @pytest.mark.parametrize(
     ("path", "spoil", "words"),
     [
@@ -389,6 +399,7 @@ def test_an_editable_install_is_refused_with_the_way_out(repo, venv, tmp_path):
         ("alpha/core.py", lambda file: edit(file, b"\n", b"\r\n"), "alpha/core.py (line ends changed to CRLF)"),
         ("alpha/dos.py", lambda file: file.unlink(), "alpha/dos.py (missing)"),
         ("alpha/core.py", lambda file: edit(file, b"= 5\n", b"= 5\nhook = 2\n"), "core.py (patched, others"),
+        ("alpha/core.py", one_is_original, "alpha/core.py (original, others are not)"),
         ("alpha/new/__init__.py", lambda file: (file.parent.mkdir(), file.touch()), "__init__.py (in the way"),
     ],
 )
@@ -406,9 +417,7 @@ def test_modified_file_is_named_and_nothing_written(repo, venv, path, spoil, wor
 def test_status_can_gate_a_run_and_be_read_by_programs(repo, venv, tmp_path):
     """Patched or not, in one sentence; what is not installed counts where it is asked for."""
     env, there = ("--env", venv.parents[2]), ("--to", tmp_path / "none")
-    said = repo.run("status", "pins-1", "--quiet", *env, code=1)
-    assert "not patched by pins-1 (alpha is original, beta is original): run patches/patchset apply pins-1." in said
-    assert said.count("\n") == 1
+    assert "(alpha is original, beta is original)" in repo.run("status", "pins-1", "--quiet", *env, code=1)
     assert "no module 'gamma'" in repo.run("apply", "pins-1", *env, "--module", "gamma", code=1)
     repo.run("apply", "pins-1", *env, "--module", "alpha")
     assert json.loads(repo.run("status", "--json", *env)) == {"pins-1": {"alpha": "patched", "beta": "original"}}
@@ -419,21 +428,58 @@ def test_status_can_gate_a_run_and_be_read_by_programs(repo, venv, tmp_path):
     assert "(alpha is modified)" in repo.run("status", "pins-1", "--quiet", *env, code=1)
     assert json.loads(repo.run("status", "--json", *env))["pins-1"]["alpha"] == "modified"
     assert repo.run("status", "pins-1", "--quiet", "--module", "beta", *env) == ""
+    make_venv(tmp_path / "bare")
+    said = repo.run("status", "pins-1", "--quiet", "--env", tmp_path / "bare", code=1)
+    assert "it has none of alpha 1.2.0, beta 0.3: install those that you use, or name the target" in said
     assert "(no module is there)" in repo.run("status", "pins-1", "--quiet", *there, code=1)
     assert "(beta is not there)" in repo.run("status", "pins-1", "--quiet", "--module", "beta", *there, code=1)
     assert json.loads(repo.run("status", "--json", *there))["pins-1"]["beta"] == "not there"
 
 
-def test_the_pin_set_that_fits_is_chosen(repo, venv):
-    other = repo.root / "patches" / "pins-2"
+@pytest.mark.parametrize(
+    ("spoil", "module", "steps"),
+    [
+        (lambda site: None, [], []),
+        (lambda site: None, ["--module", "beta"], []),
+        (lambda site: edit(site / "alpha/core.py", b"39", b"40"), [], ["reinstall alpha-cpu==1.2.0+cpu"]),
+        (lambda site: edit(site / "beta-0.3.dist-info/METADATA", b"0.3", b"0.4"), [], ["install beta==0.3"]),
+        (lambda site: shutil.rmtree(site / "beta-0.3.dist-info"), ["--module", "beta"], ["install beta==0.3"]),
+    ],
+)
+def test_what_status_advises_works(repo, tmp_path, spoil, module, steps):
+    env = tmp_path / "my venv"
+    spoil(site := make_venv(env, "alpha", "beta"))
+    words = ("status", "pins-1", "--quiet", *module, "--env", env)
+    said = repo.run(*words, code=1)
+    *before, last = said.strip().removesuffix(".").partition("): ")[2].split(", then ")
+    assert before == steps and said.count("\n") == 1
+    if steps:
+        shutil.rmtree(site)
+        make_venv(env, "alpha", "beta")
+    repo.run(*shlex.split(last.removeprefix("run patches/patchset ")))
+    assert repo.run(*words) == ""
+
+
+def test_the_pin_set_that_fits_is_chosen(repo, venv, tmp_path):
+    other, env = repo.root / "patches" / "pins-2", ("--env", venv.parents[2])
     shutil.copytree(repo.set, other)
     edit(other / "pins.toml", b'name = "pins-1"', b'name = "pins-2"')
     edit(other / "pins.toml", b'version = "0.3"', b'version = "0.4"')
-    assert repo.run("apply", "--env", venv.parents[2]).startswith("pins-1 in")
+    make_venv(tmp_path / "bare")
+    for command in ("apply", "status"):
+        said = repo.run(command, *env)
+        assert said.startswith("pins-1") and "pins-2" not in said
+    assert repo.run("status", "--env", tmp_path / "bare").count(": not installed") == 4
+    said = repo.run("status", "--quiet", "--env", tmp_path / "bare", code=1)
+    assert "has no module that a pin set patches: install what you use of one of pins-1 (alpha 1.2.0, beta 0" in said
     edit(other / "pins.toml", b'version = "0.4"', b'version = "0.3"')
-    out = repo.run("drop", "--env", venv.parents[2], code=1)
+    out = repo.run("drop", *env, code=1)
     assert "Name the pin set, one of pins-1, pins-2: more than one" in out
     assert "no pin set 'pins-3': patches/ has pins-1, pins-2" in repo.run("drop", "pins-3", code=1)
+    for info in ("alpha_cpu-1.2.0+cpu", "beta-0.3"):
+        (venv / f"{info}.dist-info/METADATA").write_text(f"Name: {info.partition('-')[0]}\nVersion: 9\n")
+    said = repo.run("apply", *env, code=1)
+    assert "has alpha_cpu 9, beta 9, which no pin set patches: install what you use of one of" in said
 
 
 NOBODY = """

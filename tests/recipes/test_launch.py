@@ -118,6 +118,11 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("rollout.temperature=hot", "rollout.temperature must be a number of at least 0, got 'hot'"),
         ("verl=3", "verl must be a mapping, got 3"),
         ("verl.actor_rollout_ref.rollout.n=3", "verl.actor_rollout_ref.rollout.n is what rollout.n sets: use that"),
+        ("verl.trainer.foo=3", "verl 0.9.1 has no key trainer.foo: correct it, or write verl.trainer.+foo to add it"),
+        ("verl.trainer.+nnodes=3", "verl.+trainer.nnodes is what cluster.nodes sets: use that"),
+        ("verl.trainer.+balance_batch=false", "verl 0.9.1 has the key trainer.balance_batch already: write verl.train"),
+        ("verl.@foo=3", "verl 0.9.1 rejects the recipe: Config group override must be a string or a list. Got int\n"),
+        ("env.=3", "env. is no name of a key: write letters, digits, _ and - between dots"),
         ("verl.trainer.save_freq=3", "verl.trainer.save_freq follows from other keys of the recipe"),
         ("verl.actor_rollout_ref.actor.checkpoint.async_save=true", "verl.actor_rollout_ref.actor.checkpoint.async"),
         ("data.gen_batch_size=20", "data.gen_batch_size 20 is no multiple of data.train_batch_size 8"),
@@ -210,6 +215,20 @@ def test_only_the_patched_trees_that_a_recipe_needs_run(monkeypatch, tmp_path, c
 def test_missing_file_is_one_sentence(tmp_path, capsys):
     assert launch.main([str(tmp_path / "no.yaml")]) == 1
     assert capsys.readouterr().err.startswith(f"error: there is no recipe configuration {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("python", "sentence"),
+    [("/nope", "there is no /nope: set PYTHON to an interpreter, or unset it and run"), ("./bare", " cannot import ")],
+)
+def test_a_wrong_interpreter_is_one_sentence(python, sentence, tmp_path):
+    """Such as one that has no package."""
+    (bare := tmp_path / "bare").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    script = QWEN3 / "run_dapo_qwen3_tiny_cpu.sh"
+    done = subprocess.run([script, "--dry-run"], cwd=tmp_path, env={"PYTHON": python}, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert sentence in done.stderr and "ci/setup-env vllm-0.23" in done.stderr
 
 
 @pytest.mark.parametrize(

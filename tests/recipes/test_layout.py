@@ -2,6 +2,7 @@
 """The layout's arithmetic, against figures worked out by hand from the public shapes, and what it refuses."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,8 @@ def test_engines_keep_their_weights_on_the_host_where_verl_sends_them_to_sleep_a
             f"{OURS} train.optimizer_offload=false rollout.gpu_memory_utilization=0.9",
             "do not fit together: 8.8 GiB of training state and communicators stay on a die with the engine's 57.6",
         ),
+        (GPUS, "rollout.tensor_model_parallel_size=16", "data_parallel_size is 16, which does not divide the GPUs 8"),
+        (GPUS, "cluster.die_memory=16", "GiB for activations are 26.4 GiB a GPU of"),
         (B32, "env.HCCL_BUFFSIZE='0.5'", "HCCL_BUFFSIZE must be a whole number of MiB, got '0.5'"),
         (B235, "env.HCCL_BUFFSIZE='150'", "to the experts of other dies needs 155: set env.HCCL_BUFFSIZE=155"),
     ],
@@ -215,6 +218,12 @@ def test_what_cannot_run_is_refused(name, changes, sentence):
     with pytest.raises(UserError) as error:
         layout.report(*load(name, changes))
     assert sentence in str(error.value)
+
+
+def test_a_gpu_is_called_one():
+    for name in (GPU, GPUS):
+        lines, _ = layout.report(*load(name))
+        assert lines[0].startswith("GPUs ") and not re.search(r"\bdies?\b", "\n".join(lines)), lines
 
 
 def test_shape_comes_from_the_models_own_file(tmp_path):

@@ -5,6 +5,8 @@ import argparse
 import itertools
 import json
 import random
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -291,11 +293,15 @@ def test_a_verifying_step_costs_more_with_drafts_alone():
     assert roofline(SHAPES["Qwen3-32B"], 8, 1, device).verify == pytest.approx(0.064)
 
 
-def test_recipe(tmp_path, capsys):
+def test_recipe(tmp_path, capsys, monkeypatch):
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: 1000 * clock())  # progress is said every 30 s
     out, picture = tmp_path / "plan.json", tmp_path / "plan.png"
     small = ["data.gen_batch_size=32", "rollout.max_num_seqs=16", "--mean", "300"]
     assert main(["plan", RECIPE, *small, "--draws", "3", "--json", str(out), "--picture", str(picture)]) == 0
-    found, said = json.loads(out.read_text()), capsys.readouterr().out
+    found, (said, progress) = json.loads(out.read_text()), capsys.readouterr()
+    for stage in ("replaying the recording, context group, k = 15", "policies", "world 3 of 3", "routing sticky"):
+        assert stage in progress
     assert found["own"] == [8, 3]
     for name, figures in found["figures"].items():
         for what, value in figures.items():
@@ -326,17 +332,21 @@ def test_what_can_lose_is_not_advised(monkeypatch, low, auto, advice):
 
 def test_a_gpu_has_its_own_clock(capsys):
     """Measured steps for what was measured, else by an H100's peaks."""
-    small = ["data.gen_batch_size=64", "rollout.max_num_seqs=8", "--mean", "200", "--draws", "0"]
+    small = ["data.gen_batch_size=64", "rollout.max_num_seqs=8", "--mean", "200", "--draws", "1"]
     two = ["rollout.tensor_model_parallel_size=2"]
     for more, clock in (([], "H100, measured steps"), (two, "H100 SXM, a roofline")):
         assert main(["plan", GPUS, *more, *small]) == 0
-        assert f"clock: {clock}" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert f"clock: {clock}" in said and " 8 GPUs, " in said and not re.search(r"\bdies?\b", said)
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
         ([], "name a recipe"),
+        ([RECIPE, "--draws", "0"], "argument --draws: invalid positive number value: '0'"),
+        ([RECIPE, "--kept", "0"], "--kept 0: take more than 0, and at most 1"),
+        ([RECIPE, "--spread", "-1"], "--spread -1: take more than 0"),
         ([RECIPE, "--factor", "0"], "--factor 0: take more than 0"),
         ([RECIPE, "--lengths", str(DATA / "math-cot-groups8.jsonl.gz"), "--mean", "-5"], "--mean -5: an answer has"),
         (["--steps", "steps.json", "--device", "H100"], "--device has no effect with --steps"),
@@ -348,5 +358,8 @@ def test_a_gpu_has_its_own_clock(capsys):
     ],
 )
 def test_refused(arguments, message, capsys):
-    assert main(["plan", *arguments]) == 2
-    assert message in capsys.readouterr().err
+    try:
+        status = main(["plan", *arguments])
+    except SystemExit as usage:
+        status = usage.code
+    assert status == 2 and message in capsys.readouterr().err
