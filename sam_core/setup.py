@@ -6,12 +6,30 @@ import sysconfig
 from glob import glob
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, ExecError, LinkError, PlatformError
 
 # Built for the limited API of 3.11, which has buffers, one wheel serves every later Python. A Python without the GIL
 # has no limited API; the module refuses it in a sentence.
 LIMITED = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
+
+class Build(build_ext):
+    """Says what to do where nothing can be compiled; the compiler's own words are above that."""
+
+    def build_extension(self, ext):
+        try:
+            super().build_extension(ext)
+        except (CompileError, ExecError, LinkError, PlatformError) as error:
+            sys.exit(
+                f"error: sam_core cannot be compiled here ({error}): install gcc, libc6-dev and Python's headers "
+                "(python3-dev), or install a wheel: ci/build-wheels in the repository makes it in dist/, without a "
+                "compiler"
+            )
+
+
 setup(
+    cmdclass={"build_ext": Build},
     ext_modules=[
         Extension(
             "sam_core._sam",

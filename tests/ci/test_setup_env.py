@@ -236,6 +236,7 @@ def test_what_the_machine_lacks_is_named(repo, tmp_path):
     lacks = {"version": "Python 3.99 is needed and was not found", "header": "Python.h is missing from /there"}
     lacks["ensurepip"] = "apt-get install python3.99-venv"
     fake = tmp_path / "python3.99"
+    (repo.root / "sam_core").mkdir()
     assert "no-such-cc is not on PATH" in repo.refused("tiny", CC="no-such-cc -m64")
     repo.pins(python="3.99")
     for name, words in lacks.items():
@@ -243,6 +244,17 @@ def test_what_the_machine_lacks_is_named(repo, tmp_path):
         fake.chmod(0o755)
         assert words in repo.refused("tiny", PATH=f"{fake.parent}:{os.environ['PATH']}")
     assert not repo.env.exists()
+
+
+def test_sam_core_says_what_to_do_without_a_compiler(tmp_path):
+    folders = ["--build-temp", tmp_path / "temp", "--build-lib", tmp_path / "lib"]
+    words = [sys.executable, "setup.py", "--quiet", "build_ext", *folders]
+    done = subprocess.run(
+        words, cwd=ROOT / "sam_core", env=os.environ | {"CC": "no-such-cc"}, capture_output=True, text=True
+    )
+    sentence = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and sentence.startswith("error: sam_core cannot be compiled here ("), done.stderr
+    assert "no-such-cc" in sentence and "ci/build-wheels" in sentence and "Traceback" not in done.stderr
 
 
 def test_old_python_is_told_before_anything_else(repo):
@@ -256,7 +268,7 @@ def test_old_python_is_told_before_anything_else(repo):
 
 
 def test_second_call_does_nothing_and_is_fast(repo):
-    first = repo.ok("tiny")
+    first = repo.ok("tiny", CC="no-such-cc")  # nothing is compiled
     assert "downloads at most 0.0 GB" in first and "packages (1 of 1)" in first
     assert repo.python("import alpha, beta; print(alpha.version, beta.version)") == "1.0 1.0"
     before = (repo.env / "setup-env.json").stat().st_mtime_ns

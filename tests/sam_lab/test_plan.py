@@ -300,7 +300,7 @@ def test_recipe(tmp_path, capsys, monkeypatch):
     small = ["data.gen_batch_size=32", "rollout.max_num_seqs=16", "--mean", "300"]
     assert main(["plan", RECIPE, *small, "--draws", "3", "--json", str(out), "--picture", str(picture)]) == 0
     found, (said, progress) = json.loads(out.read_text()), capsys.readouterr()
-    for stage in ("replaying the recording, context group, k = 15", "policies", "world 3 of 3", "routing sticky"):
+    for stage in ("replaying the recording, context request, k = 15", "policies", "world 3 of 3", "routing sticky"):
         assert stage in progress
     assert found["own"] == [8, 3]
     for name, figures in found["figures"].items():
