@@ -20,7 +20,15 @@ from typing import Any
 from sam_core.files import replacing, write_json
 
 from llm_rl.errors import UserError
-from llm_rl.evaluation.engine import Answer, Engine, add_engine_arguments, default_dtype, device, load_tokenizer
+from llm_rl.evaluation.engine import (
+    Answer,
+    Engine,
+    add_engine_arguments,
+    at_least,
+    default_dtype,
+    device,
+    load_tokenizer,
+)
 from llm_rl.evaluation.engine import settings as engine_settings
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
@@ -160,6 +168,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     args.dtype = args.dtype or default_dtype()
     try:
+        at_least(args, k=1, tokens=1, batch=1, tensor_parallel=1)
         prompts = read_prompts(args.prompts, args.model)
         print(f"decoding {len(prompts)} answers without speculation", flush=True)
         decoded, _ = answer(args, prompts, 0)

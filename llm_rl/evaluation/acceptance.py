@@ -20,7 +20,7 @@ from sam_core.files import replacing, write_json
 from llm_rl.data import files
 from llm_rl.errors import UserError
 from llm_rl.evaluation import questions
-from llm_rl.evaluation.engine import Engine, add_arguments, device, load_tokenizer, prompt_ids
+from llm_rl.evaluation.engine import Engine, add_arguments, at_least, device, load_tokenizer, prompt_ids
 from llm_rl.evaluation.engine import settings as engine_settings
 
 FIRST_BIN = 64
@@ -37,8 +37,7 @@ def add_acceptance_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write acceptance.json anew after each k, then the picture; 1 if a k failed, else 0."""
-    if min(args.k) < 1 or args.max_tokens < 2:
-        raise UserError("--k must be at least 1, --max-tokens at least 2")
+    at_least(args, k=1, max_tokens=2, batch=1, tensor_parallel=1)
     selected = questions.read(args.data, args.limit)
     tokenizer = load_tokenizer(args.model)
     prompts = [prompt_ids(tokenizer, question.messages, args.template) for question in selected]

@@ -154,6 +154,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--template", type=json_object, default={}, help="arguments of the chat template, as JSON")
 
 
+def at_least(args: argparse.Namespace, **minimums: int) -> None:
+    """Raises UserError for a number, or one of a list of numbers, below its minimum."""
+    for name, minimum in minimums.items():
+        value = getattr(args, name)
+        if value is not None and min(value if isinstance(value, list) else [value]) < minimum:
+            raise UserError(f"--{name.replace('_', '-')} must be at least {minimum}, got {value}")
+
+
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments of EngineArgs."""
     arguments = {"model": args.model, "tensor_parallel_size": args.tensor_parallel}

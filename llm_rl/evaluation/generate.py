@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from llm_rl.data import files
 from llm_rl.errors import UserError
 from llm_rl.evaluation import questions, scores
-from llm_rl.evaluation.engine import Engine, add_arguments, device, load_tokenizer, prompt_ids
+from llm_rl.evaluation.engine import Engine, add_arguments, at_least, device, load_tokenizer, prompt_ids
 from llm_rl.evaluation.engine import settings as engine_settings
 from llm_rl.evaluation.questions import Question
 
@@ -44,10 +44,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer the questions that `args.out` lacks; 1 if a run with speculation had no draft accepted, else 0."""
-    minimums = {"n": 1, "batch": 1, "k": 1, "max_tokens": 1, "threshold": 1, "temperature": 0, "top_k": 0}
-    for name, minimum in minimums.items():
-        if (value := getattr(args, name)) is not None and value < minimum:
-            raise UserError(f"--{name.replace('_', '-')} must be at least {minimum}, got {value}")
+    at_least(args, n=1, batch=1, tensor_parallel=1, k=1, max_tokens=1, threshold=1, temperature=0, top_k=0)
     if not 0 < args.top_p <= 1:
         raise UserError(f"--top-p must be above 0 and at most 1, got {args.top_p}")
     selected = questions.read(args.data, args.limit)

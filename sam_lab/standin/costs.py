@@ -15,6 +15,8 @@ import tiny_qwen3
 from ascend_engine import OLD, VERSION, Engine
 from sam_core.files import write_json
 
+from sam_lab.cli import positive
+
 EPILOG = """\
 Whole engine steps of decoding are counted, scheduler, runner, attention, sampler and proposer, over the stand-in for
 torch_npu with its meter (tests/patches/npu): nothing here is timed. Models of 2 and of 4 layers tell what is a cost of
@@ -155,7 +157,9 @@ def sources(found: dict, kinds: tuple[str, ...] = ("wait", "AICPU", "unknown")) 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__.partition(": ")[2]
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="requests at a time (default 1 8 32)")
+    parser.add_argument(
+        "--batch", type=positive, nargs="+", default=[1, 8, 32], help="requests at a time (default 1 8 32)"
+    )
     parser.add_argument("--out", type=Path, default=Path("outputs/device-costs"), help="folder of the JSON file")
 
 

@@ -21,6 +21,8 @@ import tiny_qwen3
 from ascend_engine import COLUMNS, OLD, VERSION, Engine
 from sam_core.files import write_json
 
+from sam_lab.cli import positive
+
 EPILOG = """\
 The model is so small that a step is all host: scheduler, runner, launches, sampler, proposer, and the messages between
 processes; larger matrices would count the work of a device, which grows with the rows. Engines take turns at the same
@@ -186,9 +188,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     platforms = ["npu"] if OLD else ["npu", "cpu"]
     parser.add_argument("--platform", nargs="+", choices=platforms, default=platforms)
     parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS))
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 64], help="requests at a time")
-    parser.add_argument("--starts", type=int, default=6, help="starts of all engines (default 6)")
-    parser.add_argument("--turns", type=int, default=5, help="timed turns of each arm a start (default 5)")
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8, 32, 64], help="requests at a time")
+    parser.add_argument("--starts", type=positive, default=6, help="starts of all engines (default 6)")
+    parser.add_argument("--turns", type=positive, default=5, help="timed turns of each arm a start (default 5)")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench-host"), help="folder of the JSON file")
 
 

@@ -16,7 +16,7 @@ from ascend_engine import Engine
 from sam_core.files import write_json
 from transformers import AutoConfig
 
-from sam_lab.cli import LabError
+from sam_lab.cli import LabError, positive
 from sam_lab.standin.host import ratio, running, taking_turns
 
 EPILOG = """\
@@ -111,10 +111,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arms", nargs="+", choices=[*ARMS], metavar="ARM", help=f"default: all of {', '.join(ARMS)!r}"
     )
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128], help="requests at a time")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer (default 128)")
-    parser.add_argument("--starts", type=int, default=1, help="starts of all engines (default 1)")
-    parser.add_argument("--rounds", type=int, default=9, help="timed turns of each arm a start (default 9)")
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8, 32, 128], help="requests at a time")
+    parser.add_argument("--tokens", type=positive, default=128, help="tokens of each answer (default 128)")
+    parser.add_argument("--starts", type=positive, default=1, help="starts of all engines (default 1)")
+    parser.add_argument("--rounds", type=positive, default=9, help="timed turns of each arm a start (default 9)")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench-runners"), help="folder of the JSON file")
 
 

@@ -117,8 +117,10 @@ def test_results_go_on_behind_the_last_whole_row(tmp_path):
     assert path.read_bytes() == before.rpartition(b"\n")[0] + b"\n"
 
 
-WRONG = [(["run", "--sam", "off"], name, 0) for name in ("top-p", "limit", "batch")]
-WRONG += [(["run", "--sam", "off"], name, -1) for name in ("top-k", "temperature")] + [(["acceptance"], "limit", 0)]
+WRONG = [(["run", "--sam", "off"], name, 0) for name in ("top-p", "limit", "batch", "tensor-parallel")]
+WRONG += [(["run", "--sam", "off"], name, -1) for name in ("top-k", "temperature")] + [
+    (["acceptance"], name, 0) for name in ("limit", "batch", "k")
+]
 
 
 @pytest.mark.parametrize(("command", "name", "value"), WRONG)
