@@ -2,7 +2,10 @@
 """Tests marked `slow` run where ALL_TESTS is set, as by `make test-all`."""
 
 import contextlib
+import errno
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +21,25 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow: make test-all runs it"))
+
+
+@pytest.fixture(scope="session")
+def no_locks(tmp_path_factory):
+    """Environment variables by which a process finds a file system without locks in a folder."""
+    library = tmp_path_factory.mktemp("no_locks") / "no_locks.so"
+    source = Path(__file__).parent / "common" / "no_locks.c"
+    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True)
+
+    def variables(folder, number=errno.ENOSYS):
+        return {"LD_PRELOAD": str(library), "NO_LOCKS": str(folder), "NO_LOCKS_ERRNO": str(number)}
+
+    return variables
+
+
+@pytest.fixture(scope="session")
+def own_mounts():
+    """Words before a command that lets it mount file systems which it alone sees."""
+    words = ["unshare", "-rm"]
+    if subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("this host lets no user mount")
+    return words

@@ -28,6 +28,14 @@ class GitFailure(Failure):
         self.reason = reason
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file; an OSError names it."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def object_id(kind: str, body: bytes) -> str:
     """Git's SHA-1 id, 40 hex digits, of a `blob` or `tree` with these bytes."""
     return hashlib.sha1(f"{kind} {len(body)}\0".encode() + body, usedforsecurity=False).hexdigest()

@@ -12,6 +12,7 @@ killed in between leaves old and new files side by side until the next patchset 
 moves.
 """
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -24,6 +25,39 @@ from typing import Any, Self
 from .git import Failure, blob_id
 
 BOX = ".patchset"
+
+
+NO_LOCKS = (
+    "have it mounted with locks (Lustre: option flock; NFS 3: with rpc.statd running, or option nolock if no other "
+    "host uses it), or use a folder elsewhere"
+)
+FULL = "free some space"
+REMEDIES = {
+    errno.EACCES: "run as a user who may",
+    errno.EPERM: "run as a user who may",
+    errno.EROFS: "have it mounted for writing, or use a folder elsewhere",
+    errno.ENOTDIR: "make it a folder",
+    errno.EEXIST: "make it a folder",
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: FULL,
+    **dict.fromkeys((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL), NO_LOCKS),
+}
+"""What to do about an error of a folder that is to be written."""
+
+
+def not_written(folder: Path | str, error: OSError) -> str:
+    """Why a folder cannot be written, and what to do; without the full stop."""
+    remedy = f": {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
+    return f"{folder} cannot be written ({error.strerror}){remedy}"
+
+
+def wait_for(lock: int, told: str) -> None:
+    """Lock an open file; says on stderr that it waits, where another process has the lock. Raises OSError."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(told, file=sys.stderr, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def heal(root: Path) -> None:
@@ -51,19 +85,23 @@ class Transaction:
     def __enter__(self) -> Self:
         try:
             self._take_lock()
+            try:
+                self._recover()
+                shutil.rmtree(self.stage, ignore_errors=True)
+                self.stage.mkdir()
+            except BaseException:
+                self._leave()
+                raise
         except OSError as error:
-            raise Failure(f"{self.root} cannot be written ({error.strerror}): run as a user who may.") from error
-        try:
-            self._recover()
-            shutil.rmtree(self.stage, ignore_errors=True)
-            self.stage.mkdir()
-        except BaseException:
-            self._leave()
-            raise
+            raise Failure(f"{not_written(self.root, error)}.") from error
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        done = self.journal.exists()
         self._leave()
+        if isinstance(error, OSError) and str(error.filename or self.box).startswith(str(self.box)):
+            end = "call again to finish the change" if done else "nothing was changed"
+            raise Failure(f"{not_written(self.root, error)}; {end}.") from error
 
     def write(self, path: str, data: bytes, mode: int) -> None:
         """Stage a file with these permission bits; it keeps the owner of the file that it replaces."""
@@ -98,7 +136,9 @@ class Transaction:
         for move in self.moves:
             parent = self._parent(self.root / move["path"])
             if not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
-                raise Failure(f"{parent} cannot be written: run as a user who may; nothing was changed.")
+                number = errno.EROFS if os.statvfs(parent).f_flag & os.ST_RDONLY else errno.EACCES
+                error = OSError(number, os.strerror(number))
+                raise Failure(f"{not_written(parent, error)}; nothing was changed.")
             if parent.stat().st_dev != self.stage.stat().st_dev:
                 raise Failure(f"{parent} is on another file system than {self.root}; nothing was changed.")
         if any(move["after"] == "folder" for move in self.moves):
@@ -120,11 +160,15 @@ class Transaction:
                 self.lock = os.open(self.box / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             except FileNotFoundError:
                 continue
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self.box.rmdir()
+                raise
             try:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"waiting for another patchset on {self.root}", file=sys.stderr)
-                fcntl.flock(self.lock, fcntl.LOCK_EX)
+                wait_for(self.lock, f"waiting for another patchset on {self.root}")
+            except OSError:
+                self._leave()
+                raise
             try:
                 if os.path.samestat(os.stat(self.box / "lock"), os.fstat(self.lock)):
                     return

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from .git import EXECUTABLE, FILE, SYMLINK, Entries, Failure, blob_id
+from .git import EXECUTABLE, FILE, SYMLINK, Entries, Failure, blob_id, write_file
 from .pins import REPO, Module
 
 CACHE = REPO / ".cache" / "sdists"
@@ -162,5 +162,5 @@ def unpack(file: Path, folder: Path) -> None:
         if member.issym():
             to.symlink_to(member.linkname)
         else:
-            to.write_bytes(_content(archive, member))
+            write_file(to, _content(archive, member))
             to.chmod(0o755 if member.mode & 0o100 else 0o644)

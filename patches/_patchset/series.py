@@ -144,7 +144,7 @@ def lay_out(files: Files, folder: Path) -> None:
     """Write the files below folder."""
     for path, (mode, data) in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
+        git.write_file(folder / path, data)
         (folder / path).chmod(0o755 if mode == EXECUTABLE else 0o644)
 
 

@@ -90,7 +90,7 @@ def export(module: Module, source: str | None, sdists: str | None) -> list[str]:
         folder = Path(temp) / module.name
         folder.mkdir()
         for name, data in texts.items():
-            (folder / name).write_bytes(data)
+            git.write_file(folder / name, data)
         patches = [series.parse(module, folder / name) for name in texts]
         record, again = series.replay(module, sdist.locate(module, sdists), patches)
         for name, data in texts.items():

@@ -221,6 +221,11 @@ def test_a_pin_set_and_a_folder_that_are_not_there(repo):
     assert f"{repo.root}/.venvs, where the environments go, cannot be written (" in repo.refused("tiny")
 
 
+def test_a_file_system_without_locks(repo, no_locks):
+    said = f"{repo.root}/.venvs, where the environments go, cannot be written (Function not implemented): have it mount"
+    assert said in repo.refused("tiny", **no_locks(repo.root))
+
+
 def test_too_little_disk_matters_unless_all_is_cached(repo):
     repo.pins(disk_gb=10**7)
     assert "10000000.0 GB of disk are needed" in repo.refused("tiny") and not repo.env.exists()

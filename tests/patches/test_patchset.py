@@ -503,6 +503,36 @@ def test_tree_that_cannot_be_written(repo, venv, tmp_path, writable):
     assert snapshot(venv) == before
 
 
+def test_a_file_system_without_locks(repo, venv, no_locks):
+    before, words = snapshot(venv), [repo.root / "patches" / "patchset", "apply", "pins-1", "--env", venv.parents[2]]
+    done = subprocess.run(words, env=os.environ | no_locks(venv), capture_output=True, text=True)
+    assert f"patchset: {venv} cannot be written (Function not implemented): have it mounted with locks" in done.stderr
+    assert snapshot(venv) == before
+
+
+FULL_OR_READ_ONLY = """
+mount -t tmpfs -o size=1m none here && cp -a "$1"/. here && cd here
+[ "$2" = ro ] || cat /dev/zero > fill 2> /dev/null
+mount -o remount,$2 none . && find . | sort > ../before
+"$3" apply pins-1 --env .
+echo $? && find . | sort | diff ../before -
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("rw", "No space left on device): free some space; nothing"),
+        ("ro", "Read-only file system): have it"),
+    ],
+)
+def test_a_full_file_system_and_a_read_only_one(repo, venv, own_mounts, tmp_path, how, said):
+    (tmp_path / "here").mkdir()
+    words = [*own_mounts, "sh", "-c", FULL_OR_READ_ONLY, "sh", venv.parents[2], how, repo.root / "patches" / "patchset"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert f"site-packages cannot be written ({said}" in done.stderr and done.stdout.endswith("\n1\n"), done
+
+
 # ---- interruption
 
 KILL = """
