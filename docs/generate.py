@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from sam_core.files import replacing
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
@@ -79,9 +80,8 @@ def generate(root: Path, tables: Tables, check: bool = False) -> list[str]:
         raise DocsError(f"docs/tables: no page has a block for {unused[0]!r}: add one, or remove the table.")
     for path, (text, changed) in filled.items():
         if changed and not check:
-            part = path.with_suffix(".part")
-            part.write_text(text)
-            os.replace(part, path)
+            with replacing(path) as part:
+                part.write_text(text)
     return [f"{path.relative_to(root)}: {name}" for path, (_, changed) in filled.items() for name in changed]
 
 

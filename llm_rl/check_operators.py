@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sam_core.files import replacing, write_json
+from sam_core.files import check_output, replacing, write_json
 
 from llm_rl.errors import UserError
 from llm_rl.evaluation.engine import (
@@ -169,6 +169,9 @@ def main(argv: list[str] | None = None) -> int:
     args.dtype = args.dtype or default_dtype()
     try:
         at_least(args, k=1, tokens=1, batch=1, tensor_parallel=1)
+        args.out.mkdir(parents=True, exist_ok=True)
+        for name in ("check-operators.json", "check-operators.png"):
+            check_output(args.out / name)
         prompts = read_prompts(args.prompts, args.model)
         print(f"decoding {len(prompts)} answers without speculation", flush=True)
         decoded, _ = answer(args, prompts, 0)
@@ -179,15 +182,18 @@ def main(argv: list[str] | None = None) -> int:
         comparison = compare(decoded, verified)
         if not comparison["differences"]:
             raise UserError("the answers differ from the first token on: nothing was compared")
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"check_operators: {error}", file=sys.stderr)
         return 2
     figures = {"device": device(), "dtype": args.dtype, "k": args.k, **counted}
     figures["mean_log_prob"] = statistics.fmean(value for one in decoded for value in one.log_probs)
     figures |= summary(comparison, BOUNDS[args.dtype] if args.bound is None else args.bound)
-    args.out.mkdir(parents=True, exist_ok=True)
-    write_json(args.out / "check-operators.json", figures | {"differences": comparison["differences"]})
-    draw(args.out / "check-operators.png", comparison["differences"], figures)
+    try:
+        write_json(args.out / "check-operators.json", figures | {"differences": comparison["differences"]})
+        draw(args.out / "check-operators.png", comparison["differences"], figures)
+    except OSError as error:
+        print(f"check_operators: {error}", file=sys.stderr)
+        return 2
     for name, value in figures.items():
         if name != "by_place":
             print(f"{name:17} {value:.3g}" if isinstance(value, float) else f"{name:17} {value}")

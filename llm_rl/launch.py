@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import shlex
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from sam_core.files import write_json
+from sam_core.files import try_lock, write_json
 
 from llm_rl import config, environment, layout, prometheus, resume, rewards, space, verl
 from llm_rl.data import files
@@ -97,6 +96,7 @@ def main(argv: list[str] | None = None) -> int:
         help="with --check: the object store with which Ray has been started (default: the recipe's, else Ray's own)",
     )
     args = parser.parse_intermixed_args(argv)
+    run_dir: Path | None = None
     try:
         recipe = config.load(args.config, args.overrides)
         if args.json:
@@ -126,6 +126,9 @@ def main(argv: list[str] | None = None) -> int:
         run(recipe, run_dir)
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
+        return 1
+    except OSError as e:
+        print(f"error: {e.filename or run_dir or args.config}: {e.strerror or e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted: the run and its processes are ended", file=sys.stderr)
@@ -291,7 +294,9 @@ def lock_folder(run_dir: Path) -> Iterator[int]:
         except OSError as e:
             raise UserError(f"{run_dir} cannot be used as the run's folder: {e.strerror}") from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(lock.fileno(), run_dir / ".lock")
+        except ValueError as e:
+            raise UserError(f"{e} as --run-dir") from None
         except BlockingIOError:
             raise UserError(
                 f"a run is still going on in {run_dir}: wait for it, end it (its trainer is a process of "

@@ -421,7 +421,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
-    check_outputs(args.json)
+    check_outputs(args, "json")
     progress = Progress()
     result = compare(args.draws, progress.show)
     progress.clear()

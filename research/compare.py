@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
-    check_outputs(args.json)
+    check_outputs(args, "json")
     chosen = [pair for pair in itertools.product(args.context, args.method) if _is_known(*pair)]
     if not chosen:
         raise LabError("nothing to replay: rest knows the context request alone, sd-linear and sd-tree all but corpus")

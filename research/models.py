@@ -122,15 +122,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=non_negative, default=0)
 
 
-def _copy(source: str, target: str) -> None:
-    with replacing(Path(target)) as temporary:
-        shutil.copy2(source, temporary)
-
-
 def run(args: argparse.Namespace) -> int:
-    shutil.copytree(tiny_model.FOLDER, args.out / "target", dirs_exist_ok=True, copy_function=_copy)
+    target = args.out / "target"
+    target.mkdir(parents=True, exist_ok=True)
+    for file in tiny_model.FOLDER.iterdir():
+        with replacing(target / file.name, [file]) as temporary:
+            shutil.copy2(file, temporary)
     if (args.out / "draft" / "DRAFT.json").exists():
         print(f"{args.out / 'draft'} exists already")
     else:
-        train_draft(args.out / "target", args.out / "draft", args.seed)
+        train_draft(target, args.out / "draft", args.seed)
     return 0

@@ -312,7 +312,7 @@ def run(args: argparse.Namespace) -> int:
     paths = args.data or sorted(DATA.glob("*.jsonl.gz"))
     if len(paths) < 2:
         raise LabError("--data needs two recordings or more: the answers of one are known when those of another come")
-    check_outputs(args.json)
+    check_outputs(args, "json")
     recordings = read_recordings(paths, args.max_tokens, args.seed)
     progress = Progress()
     tables: dict[str, list[Row]] = {}

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     needing = [name for name in names if name in methods.WITH_MODEL]
     if needing and not args.draft_model:
         raise LabError(f"{needing[0]} needs --draft-model DIR, a smaller model of the same tokenizer")
-    check_outputs(args.json)
+    check_outputs(args, "json")
     torch.set_num_threads(args.threads)
     target, tokenizer = models.load(args.model)
     draft_model = None

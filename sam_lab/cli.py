@@ -7,13 +7,12 @@ import argparse
 import hashlib
 import importlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sam_core.files import write_json
+from sam_core.files import check_output, write_json
 
 from llm_rl.errors import UserError
 from sam_core import console
@@ -81,15 +80,16 @@ def fold(text: str) -> tuple[int, int]:
 positive.__name__, non_negative.__name__ = "positive number", "non-negative number"
 
 
-def check_outputs(*paths: Path | None) -> None:
-    """Raise LabError for a file that cannot be written where it is to be written once all is measured."""
-    for path in paths:
-        if path and not path.absolute().parent.is_dir():
-            raise LabError(f"{path.parent} is not a folder: name a file in one that exists")
-        if path and path.is_dir():
-            raise LabError(f"{path} is a folder: name a file")
-        if path and not os.access(path.absolute().parent, os.W_OK):
-            raise LabError(f"{path.absolute().parent} cannot be written: name a file in another folder")
+def check_outputs(args: argparse.Namespace, *names: str) -> None:
+    """Check the files that the arguments `names` are to be written to once all is measured, as check_output does.
+
+    Every other path of `args` is an input.
+    """
+    for name in names:
+        if path := getattr(args, name):
+            others = (value for other, value in vars(args).items() if other != name)
+            listed = (each for value in others for each in (value if isinstance(value, list) else [value]))
+            check_output(path, [each for each in listed if isinstance(each, Path)])
 
 
 def digest(path: Path) -> str:
@@ -111,7 +111,6 @@ class Results:
     def __init__(self, path: Path | None, resume: bool) -> None:
         if resume and not path:
             raise LabError("--resume needs --json OUT, the file to continue")
-        check_outputs(path)
         self.path = path
         self._rows: list[dict[str, Any]] = []
         if resume and path and path.exists():

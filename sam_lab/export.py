@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         raise LabError(f"{args.source} has neither answers-*.jsonl nor <step>.jsonl: nothing to export")
     count = tokens = 0
-    with replacing(args.output) as temporary:
+    with replacing(args.output, args.source.glob("*.jsonl")) as temporary:
         with open(temporary, "w") as file:
             for row in rows:
                 count += 1

@@ -14,7 +14,7 @@ from sam_core.console import Progress
 
 import sam_core
 from sam_lab import automaton, recordings
-from sam_lab.cli import LabError, Results, digest, fold, non_negative, positive, probability
+from sam_lab.cli import LabError, Results, check_outputs, digest, fold, non_negative, positive, probability
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED
 from sam_lab.replay import Drafter, geometric_mean, replay
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError (LabError), or OSError for a file, before it prints anything."""
     if args.corpus_from_others and not args.fold:
         raise LabError("--corpus-from-others needs --fold I/N, which says whose answers are scored")
+    check_outputs(args, "json")
     results = Results(args.json, args.resume)
     sizes = [(k, False) for k in args.k or (() if args.tree else DEFAULT_K)] + [(n, True) for n in args.tree or ()]
     common: dict[str, Any] = {"sources": args.sources} if args.sources else {}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sam_core.files import write_json
+from sam_core.files import check_output, write_json
 
 from llm_rl.data import fetch, files, schemas
 from llm_rl.data.files import Row
@@ -79,6 +79,11 @@ def prepare(
     downloaded = fetch.is_url(source)
     path = out.with_name(out.name + ".source") if downloaded else Path(source)
     out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        for output in (out, record_of(out)):
+            check_output(output, () if downloaded else (path,))
+    except ValueError as error:
+        raise UserError(str(error)) from None
     origin = path.with_name(path.name + ".json")
     if downloaded and not (path.exists() and _read_url(origin) == source):
         fetch.fetch(source, path)
@@ -109,9 +114,13 @@ def prepare_sums(rows: int, seed: int, out: Path) -> dict[str, Any]:
     return finish(out, table, {"data_set": "sums", "source": f"made with seed {seed}", "rows": rows})
 
 
+def record_of(out: Path) -> Path:
+    return out.with_name(out.name + ".json")
+
+
 def finish(out: Path, table: list[Row], record: dict[str, Any]) -> dict[str, Any]:
     """Write the data set, then its record, which names the data set by its SHA-256; returns the record."""
-    record_file = out.with_name(out.name + ".json")
+    record_file = record_of(out)
     record_file.unlink(missing_ok=True)
     files.write_parquet(out, table)
     record = record | {"file": out.name, "sha256": files.sha256(out)}
@@ -124,7 +133,7 @@ def check(path: Path) -> None:
 
     A file with a record must be the one that the record describes.
     """
-    record_file = path.with_name(path.name + ".json")
+    record_file = record_of(path)
     if record_file.exists():
         try:
             known = json.loads(record_file.read_text())["sha256"]

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sam_core.files import write_json
+from sam_core.files import check_output, write_json
 
 from llm_rl.errors import UserError
 from llm_rl.evaluation import acceptance, generate
@@ -47,11 +47,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def compare_runs(args: argparse.Namespace) -> int:
     """Print the comparison; 0: no significant difference, 1: pass@1 differs."""
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        check_output(args.out, (args.off, args.on))
     comparison = compare(args.off, args.on)
     print(table(comparison))
     print(comparison["verdict"])
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(args.out, comparison)
     return int(comparison["differs"])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -14,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from sam_core.files import naming, try_lock
 
 from llm_rl.data import files
 from llm_rl.errors import UserError
@@ -55,9 +56,10 @@ def run(args: argparse.Namespace) -> int:
             print(f"{len(done)} of {len(selected)} questions are answered in {args.out}; going on", flush=True)
         if left:
             for row in _answer(left, args, header):
-                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+                with naming(args.out):
+                    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+                    file.flush()
+                    os.fsync(file.fileno())
     header, rows = read(args.out)
     right = sum(map(right_answers, rows.values())) / (len(rows) * args.n)
     drafted, accepted = (sum(row[name] for row in rows.values()) for name in ("drafted", "accepted"))
@@ -101,8 +103,10 @@ def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dic
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            try_lock(file.fileno(), path)
+        except ValueError as error:
+            raise UserError(f"{error} for --out") from None
+        except BlockingIOError:
             raise UserError(f"{path} is being written by another call: wait for it") from None
         file.seek(0)
         content = file.read()

@@ -8,12 +8,12 @@ with 1 and one sentence, and writes nothing, if the runs cannot be compared or a
 """
 
 import argparse
+import contextlib
 import json
-import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
+
+from sam_core.files import replacing
 
 from llm_rl.errors import UserError
 from llm_rl.reports.accuracy import read as read_accuracy
@@ -34,30 +34,25 @@ def load(folders):
     return summarize(runs, sampled), runs
 
 
-def write(out, summary, runs, accuracy=(), article=False):
+def write(out, summary, runs, accuracy=(), article=False, inputs=()):
     """Write the report to the folder `out`, all of it or nothing.
 
-    article: with its curves. Raises OSError if it cannot be written.
+    article: with its curves; inputs: files that must not be overwritten. Raises ValueError or OSError if it cannot be
+    written.
     """
     from llm_rl.reports.pictures import draw
 
     pictures = draw(summary, runs, article)
-    files = {"summary.json": json.dumps(summary, indent=2) + "\n"}
+    files = pictures | {"summary.json": (json.dumps(summary, indent=2) + "\n").encode()}
     for language, suffix in (("en", ""), ("zh", ".zh")):
         other = {"中文": "report.zh.html"} if language == "en" else {"English": "report.html"}
-        files[f"report{suffix}.md"] = text = markdown(summary, language, accuracy, article)
-        files[f"report{suffix}.html"] = page(text, language, pictures, other)
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".report.", dir=out) as temporary:
-        folder = Path(temporary)
-        (folder / "pictures").mkdir()
-        for name, text in files.items():
-            (folder / name).write_text(text)
-        for name, data in pictures.items():
-            (folder / name).write_bytes(data)
-        shutil.rmtree(out / "pictures", ignore_errors=True)
-        for path in folder.iterdir():
-            os.replace(path, out / path.name)
+        text = markdown(summary, language, accuracy, article)
+        files[f"report{suffix}.md"] = text.encode()
+        files[f"report{suffix}.html"] = page(text, language, pictures, other).encode()
+    (out / "pictures").mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        for name, data in files.items():
+            stack.enter_context(replacing(out / name, inputs)).write_bytes(data)
 
 
 def main(argv=None):
@@ -79,9 +74,11 @@ def main(argv=None):
         summary, runs = load(folders)
         accuracy = [read_accuracy(path) for path in args.accuracy]
         try:
-            write(args.out, summary, runs, accuracy, args.article)
+            write(args.out, summary, runs, accuracy, args.article, args.accuracy)
         except OSError as error:
             raise UserError(f"the report cannot be written to {args.out}: {error.strerror}") from None
+        except ValueError as error:
+            raise UserError(str(error)) from None
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

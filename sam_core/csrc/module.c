@@ -807,6 +807,15 @@ static PyObject *Pool_save(PyObject *object, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:save", names, &path) || check_process(self) < 0 ||
         !PyUnicode_FSConverter(path, &bytes))
         return NULL;
+    const char *reason;
+    Py_BEGIN_ALLOW_THREADS
+    reason = persist_refuse(PyBytes_AsString(bytes));
+    Py_END_ALLOW_THREADS
+    if (reason) {
+        Py_DECREF(bytes);
+        raise_path_error(path, true, reason, 0);
+        return NULL;
+    }
     persist_snapshot snapshot;
     bool collected, more = true;
     BEGIN_WORK(self)

@@ -4,6 +4,7 @@
 
 #include "persist.h"
 
+#include "corpus.h"
 #include "group.h"
 
 #include <errno.h>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #define CHECKSUM_FACTOR UINT64_C(0x9E3779B97F4A7C15)
+#define A_LINK "a symbolic link: name the file itself"
 #define DAMAGED "damaged: restore it from a copy, or start with a new pool"
 #define OF_ANOTHER_VERSION "from another version of sam_core: load it there, or start with a new pool"
 
@@ -240,6 +242,23 @@ static int replace(const persist_snapshot *s, const char *path, char *temporary,
     return sync_folder(temporary);
 }
 
+const char *persist_refuse(const char *path) {
+    struct stat status;
+    if (lstat(path, &status) || S_ISDIR(status.st_mode)) // an error when it is written
+        return NULL;
+    if (S_ISLNK(status.st_mode))
+        return A_LINK;
+    if (!S_ISREG(status.st_mode))
+        return "no regular file: name another path";
+    char magic[sizeof CORPUS_MAGIC] = {0};
+    int file = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    bool is_corpus = file >= 0 && read(file, magic, sizeof magic) == sizeof magic &&
+                     memcmp(magic, CORPUS_MAGIC, sizeof magic) == 0;
+    if (file >= 0)
+        close(file);
+    return is_corpus ? "a corpus, which would be lost: name another path" : NULL;
+}
+
 persist_status persist_write(const persist_snapshot *s, const char *path) {
     const char *name = strrchr(path, '/');
     size_t length = name ? (size_t)(name - path) + 1 : 2;
@@ -337,7 +356,7 @@ persist_status persist_open(persist_file *f, const char *path, const char **reas
     if (f->file < 0) {
         if (errno != ELOOP)
             return PERSIST_SYSTEM;
-        *reason = "a symbolic link: name the file itself";
+        *reason = A_LINK;
         return PERSIST_REFUSED;
     }
     struct stat status;

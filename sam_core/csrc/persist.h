@@ -71,6 +71,10 @@ typedef struct {
 // Returns false without memory; nothing has to be released then.
 bool persist_collect(pool *p, persist_snapshot *s);
 
+// The reason not to replace what is at `path`, which continues a sentence that starts with the path and "is"; NULL:
+// none.
+const char *persist_refuse(const char *path);
+
 // Replaces the file at `path` by the snapshot, readable by its owner only. On failure (PERSIST_SYSTEM) the
 // old file stays and there is no new one. Does not access the pool: needs no lock.
 persist_status persist_write(const persist_snapshot *s, const char *path);

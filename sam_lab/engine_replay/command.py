@@ -20,7 +20,7 @@ from typing import Any
 
 from sam_core.console import Progress
 from sam_core.engines.vllm import hooks
-from sam_core.files import replacing, write_json
+from sam_core.files import check_output, naming, replacing, write_json
 
 from llm_rl.evaluation.engine import default_dtype
 from llm_rl.shape import SHAPES, Shape
@@ -164,6 +164,7 @@ def run(args: argparse.Namespace) -> int:
     if len(sets) == 1:
         settings["answers"] = args.answers[0]
     same = {k: v for k, v in settings.items() if k not in ("arms", "batches", "out", "against", "tail")}
+    check_output(args.out / "runs.jsonl", args.answers)
     records = Records(args.out / "runs.jsonl", same, args.resume)
     runs = replay(batches, names, args, records)
     if records.learned:
@@ -222,7 +223,7 @@ class Records:
         self.done[record["arm"], record["batch"]] = record
 
     def add(self, record: dict[str, Any], learned: dict[str, Any] | None) -> None:
-        with open(self.path, "a") as file:
+        with naming(self.path), open(self.path, "a") as file:
             file.write(json.dumps(record | {"learned": learned}) + "\n")
         self._take(record | {"learned": learned})
 

@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
-    check_outputs(args.picture)
+    check_outputs(args, "picture")
     if args.tokens < 3:
         raise LabError(f"--tokens must be 3 or more, got {args.tokens}: of a shorter answer no draft can be accepted")
     if not args.verify >= 0:
@@ -139,8 +139,10 @@ def _prepare(out: Path, settings: Settings, resume: bool) -> None:
     if resume and written.exists():
         if json.loads(written.read_text()) != wanted:
             raise LabError(f"{out} is of other settings, data or sam_core: leave out --resume, or choose another --out")
-    else:
+    elif written.exists():
         shutil.rmtree(out / "jobs", ignore_errors=True)
+    elif (out / "jobs").exists():
+        raise LabError(f"{out / 'jobs'} is not of this command: choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     write_json(written, wanted)
 

@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
-    check_outputs(args.json, args.picture)
+    check_outputs(args, "json", "picture")
     if not 0 < args.kept <= 1:
         raise LabError(f"--kept {args.kept:g}: take more than 0, and at most 1")
     if not 0 < args.spread < inf:

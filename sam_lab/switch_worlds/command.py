@@ -71,7 +71,7 @@ def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
-    check_outputs(args.json)
+    check_outputs(args, "json")
     records = acceptance.load()
     worlds = []
     device = evidence.worlds([args.device])[0] if args.device else None

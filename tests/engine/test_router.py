@@ -33,6 +33,7 @@ def test_prompts_return_to_their_replica_in_a_run_that_is_started_again(tmp_path
     for i, home in enumerate(homes):
         assert not file.exists(), "a request is running"
         router.release_server(home, request_id=str(i))
+    router._saved.wait()
     replicas = {f"second-{i}": object() for i in range(4)}
     again, late = PromptRouter(replicas), PromptRouter({})
     late.add_servers(replicas)  # as with elastic ones

@@ -434,6 +434,28 @@ def test_a_run_s_folder_is_for_its_owner_and_group(tmp_path):
         assert (tmp_path / "runs" / "a").stat().st_mode & 0o007 == 0
 
 
+USERS_OF_LOCKS = """
+import pathlib, sys
+from llm_rl import errors, launch
+from llm_rl.evaluation import generate
+for user in (launch.lock_folder(pathlib.Path(sys.argv[1])), generate._results(pathlib.Path(sys.argv[1], "x"), {})):
+    try:
+        with user:
+            pass
+    except errors.UserError as e:
+        print(e)
+"""
+
+
+def test_a_file_system_without_locks(tmp_path, no_locks):
+    words = [sys.executable, "-c", USERS_OF_LOCKS, tmp_path]
+    done = subprocess.run(words, env=os.environ | no_locks(tmp_path), capture_output=True, text=True)
+    run, results = done.stdout.splitlines()
+    said = f"{tmp_path} is on a file system without locks (Function not implemented): have it mounted with them (Lustre"
+    assert run.startswith(said) and run.endswith("or name a folder elsewhere as --run-dir")
+    assert results.startswith(said) and results.endswith("or name a folder elsewhere for --out")
+
+
 @pytest.mark.parametrize(
     ("name", "fits"), [("32b_32die", [2, 4, 8]), ("32b_128die_customer", [2, 4, 8]), ("235b_a22b_128die", [8, 16])]
 )

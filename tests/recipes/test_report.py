@@ -23,13 +23,13 @@ def test_writes_the_report_and_nothing_else(tmp_path, capsys):
     args = report(tmp_path, "off", "on", "auto")
     folder = tmp_path / "report"
     (folder / "pictures").mkdir(parents=True)
-    for name in ("pictures/old.png", "report.md", "kept.txt"):
+    for name in ("pictures/kept.png", "report.md", "kept.txt"):
         (folder / name).touch()
     assert main(["report", *args]) == 0
     drawn = {f"pictures/{name}.png" for name in PICTURES}
     pages = {f"report{suffix}" for suffix in (".html", ".md", ".zh.html", ".zh.md")}
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert files.keys() == {*pages, "summary.json", "kept.txt", *drawn}
+    assert files.keys() == {*pages, "summary.json", "kept.txt", "pictures/kept.png", *drawn}
     assert json.loads(files["summary.json"]).keys() >= {"off", "on", "auto"}
     assert all(files[name].startswith(b"\x89PNG") and len(files[name]) > 10_000 for name in drawn)
     for suffix in ("", ".zh"):
@@ -85,3 +85,15 @@ def test_nothing_is_left_where_the_report_cannot_be_written(tmp_path, capsys):
     assert main(["report", *args]) == 1
     assert "error: the report cannot be written to" in capsys.readouterr().err
     assert (tmp_path / "report").read_text() == "a file"
+
+
+def test_a_report_does_not_replace_what_it_reads(tmp_path, capsys):
+    args = report(tmp_path, "off", "on")
+    (tmp_path / "report").mkdir()
+    accuracy = tmp_path / "report" / "summary.json"
+    figures = {"questions": 30, "answers_to_each": 16, "temperature": 0.6, "p_value": 0.4, "differs": False}
+    figures |= {"off": {"value": 0.6}, "on": {"value": 0.6}, "difference": {"value": 0.0, "low": -0.1, "high": 0.1}}
+    accuracy.write_text(json.dumps(figures))
+    assert main(["report", *args, "--accuracy", str(accuracy)]) == 1
+    assert "summary.json is an input or another output too" in capsys.readouterr().err
+    assert [*(path for path in (tmp_path / "report").rglob("*") if path.is_file())] == [accuracy]

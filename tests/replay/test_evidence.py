@@ -183,6 +183,14 @@ def test_the_command_compares_the_arms(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err.count("is of other settings, data or sam_core") == 3
 
 
+def test_a_folder_jobs_of_someone_else_is_kept(tmp_path, capsys):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "mine").touch()
+    assert main([*COMMAND, "--without", "ngram", "suffix", "--out", str(tmp_path)]) == 2
+    assert "jobs is not of this command: choose another --out" in capsys.readouterr().err
+    assert (tmp_path / "jobs" / "mine").exists()
+
+
 def test_what_no_run_can_use_is_refused_before_it(tmp_path, capsys, monkeypatch):
     def not_here(*args):
         raise LabError("not available: no compiler")

@@ -77,7 +77,7 @@ def test_limits_and_fold_reach_the_draw(answers, tmp_path):
         (["--fold", "2/2"], "argument --fold: invalid fold value: '2/2'"),
         (["--corpus-from-others"], "--corpus-from-others needs --fold I/N"),
         (["--resume"], "--resume needs --json OUT"),
-        (["--json", "absent/o.json"], "absent is not a folder"),
+        (["--json", "absent/o.json"], "absent/o.json: No such file or directory"),
         (["--fold", "0/1000000"], "a.jsonl has too few prompts for --fold 0/1000000: use fewer folds"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",
@@ -88,6 +88,9 @@ def test_bad_usage_is_refused(answers, capsys, words, sentence):
 
 def test_bad_files_are_refused(answers, tmp_path, capsys):
     assert refused(capsys, "replay", tmp_path / "no.jsonl") == f"error: {tmp_path}/no.jsonl: No such file or directory"
+    before = answers.read_bytes()
+    assert f"{answers} is an input or another output too" in refused(capsys, "replay", answers, "--json", answers)
+    assert answers.read_bytes() == before
     flat = write(tmp_path / "flat.jsonl", [line()])
     assert f"error: {flat}: context history needs" in refused(capsys, "replay", flat, "--context", "history")
     sentence = refused(capsys, "replay", answers, "--resume", "--json", write(tmp_path / "o.json", []))

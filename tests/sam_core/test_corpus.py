@@ -135,7 +135,6 @@ def test_verify_notices_each_flipped_byte_and_wrong_sections(tmp_path):
     assert verify(path) == describe(path) and len(sound) == 64 + 448 + 448 + 64 + 64
     for at in range(64, len(sound), 7):
         path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
-        describe(path)
         with pytest.raises(ValueError, match="damaged body"):
             verify(path)
     tokens, suffixes, starts, minima = 64, 512, 960, 1024  # 104, 102, 4 and 2 of them

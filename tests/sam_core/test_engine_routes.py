@@ -2,14 +2,17 @@
 """The requests of a group go to one of vLLM's data-parallel engines, and no engine is swamped."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
 import pytest
 from sam_core.engines.routing import PromptRoutes
 from sam_core.engines.vllm.routing import EngineRoutes
+from sam_core.files import lock
 
 
 def request(request_id, prompt=(1, 2), name=None, images=()):
@@ -38,6 +41,7 @@ class Client:
 
     def end_all(self):
         self.routes.ended([f"r{i + 1}" for i in range(self.asked)])
+        self.routes._saved.wait()
 
     def imbalance(self):
         return max(self.routes._in_flight.values()) - min(self.routes._in_flight.values())
@@ -173,14 +177,16 @@ def test_a_prompt_that_another_client_moved_stays_there(tmp_path):
 
 def test_clients_of_other_processes_do_not_overwrite_each_other(tmp_path):
     run = "import sys; sys.path.insert(0, sys.argv[2]); from test_engine_routes import Client\n"
-    run += "from sam_core.engines import routing; routing.LOCK_TIMEOUT_S = 60\n"  # of a busy machine
     run += "client = Client(history=sys.argv[1]); [client.send(prompt=(int(sys.argv[3]), n)) for n in range(200)]\n"
     run += "print(flush=True); sys.stdin.read(); client.end_all()"
     words, pipes = [str(tmp_path), str(Path(__file__).parent)], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     clients = [subprocess.Popen([sys.executable, "-c", run, *words, str(number)], **pipes) for number in range(3)]
     for client in clients:
         client.stdout.readline()
+    locked = lock(tmp_path / ".routes.json.lock", 1)
     for client in clients:
         client.stdin.close()
+    time.sleep(2)  # as if the host was busy
+    os.close(locked)
     assert [client.wait() for client in clients] == [0, 0, 0]
     assert len(json.loads((tmp_path / "routes.json").read_text())) == 600

@@ -313,6 +313,31 @@ def test_a_folder_of_another_setting_or_model(tmp_path):
             make(tmp_path, **other)
 
 
+USERS_OF_LOCKS = """
+import logging, pathlib, sys, sam_core.history as h
+from sam_core.engines.routing import PromptRoutes, SavedRoutes
+from sam_core.options import Options
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+try:
+    h.SavedHistory(Options(history=sys.argv[1]), 0, logging.getLogger())
+except ValueError as e:
+    print(e)
+routes = SavedRoutes(PromptRoutes(), pathlib.Path(sys.argv[1], "routes.json"))
+routes.save([])
+routes.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_file_system_without_locks(tmp_path, no_locks, number):
+    words = [sys.executable, "-c", USERS_OF_LOCKS, tmp_path]
+    done = subprocess.run(words, env=os.environ | no_locks(tmp_path, number), capture_output=True, text=True)
+    said = f"is on a file system without locks ({os.strerror(number)}): have it mounted with them (Lustre: option"
+    history, routes = done.stdout.splitlines()
+    assert history.startswith(f"{tmp_path}/engine-0 {said}"), done
+    assert routes.startswith(f"routes were not saved: {tmp_path} {said}")
+
+
 @pytest.mark.parametrize(("place", "number"), [("mkdir", errno.EROFS), ("_check_folder", errno.ENOSPC)])
 def test_a_disk_that_is_full_at_the_start(tmp_path, monkeypatch, caplog, place, number):
     """The engine drafts from what was saved, and saves as soon as it can."""

@@ -236,6 +236,22 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path):
     assert pool.stats() == stats and pool._validate() is None
 
 
+def test_what_a_pool_is_not_saved_over(tmp_path):
+    corpus = tmp_path / "corpus"
+    build_corpus([[1, 2, 3]], corpus)
+    (tmp_path / "link").symlink_to("corpus")
+    os.mkfifo(tmp_path / "fifo")
+    before = corpus.read_bytes()
+    for path, message in (
+        (corpus, "is a corpus, which would be lost: name another path"),
+        (tmp_path / "link", "is a symbolic link: name the file itself"),
+        (tmp_path / "fifo", "is no regular file: name another path"),
+    ):
+        with pytest.raises(ValueError, match=f"'{path}' {message}"):
+            Pool(corpus=corpus).save(path)
+    assert corpus.read_bytes() == before and len(os.listdir(tmp_path)) == 3
+
+
 SAVER = """
 import sys
 from sam_core import Pool

@@ -31,6 +31,13 @@ def test_answers_of_a_run_become_a_recording(tmp_path):
     assert (list(second.response_ids), second.epoch, second.group) == ([3, 4], 2, "2/0")
 
 
+def test_an_export_does_not_replace_its_source(tmp_path, capsys):
+    source = write(tmp_path / "answers-1.jsonl", [[2, 0, 1, "hash", [3, 4], [0.0, 0.0]]])
+    before = source.read_bytes()
+    assert lab.main(["export", str(tmp_path), "-o", str(source)]) == 2
+    assert "is an input or another output too" in capsys.readouterr().err and source.read_bytes() == before
+
+
 def verl_writer():
     """The function by which the installed verl writes a dump, without importing verl, which takes half a minute."""
     (folder,) = importlib.util.find_spec("verl").submodule_search_locations

@@ -8,10 +8,11 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import sam_core
 from sam_core import console
+from sam_core.files import is_standard_output
 
 
 def build_corpus(args: argparse.Namespace) -> int:
@@ -22,24 +23,19 @@ def build_corpus(args: argparse.Namespace) -> int:
         args.files, args.output, key=args.key, tokenizer=args.tokenizer, progress=progress.show
     )
     progress.clear()
-    _print(description)
+    _print(description, sys.stderr if is_standard_output(args.output) else None)
     return 0
 
 
 def inspect(args: argparse.Namespace) -> int:
     from sam_core import corpus
 
-    refusals = []
-    with open(args.path, "rb"):
-        pass  # a path that cannot be read is an OSError, not two unknown formats
-    for describe in (corpus.describe, sam_core.Pool.describe):
-        try:
-            description = describe(args.path)
-            break
-        except ValueError as error:
-            refusals.append(str(error))
-    else:
-        raise ValueError(f"{args.path} is neither a corpus ({refusals[0]}) nor a saved pool ({refusals[1]})")
+    with open(args.path, "rb") as file:
+        start = file.read(8)
+    kinds = {b"samcorp\0": corpus.describe, b"sampool\0": sam_core.Pool.describe}
+    if start not in kinds:
+        raise ValueError(f"{args.path} is neither a corpus nor a saved pool: name a file that this package wrote")
+    description = kinds[start](args.path)
     if args.json:
         print(json.dumps(description, indent=1))
     else:
@@ -47,11 +43,11 @@ def inspect(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(description: Mapping[str, Any]) -> None:
+def _print(description: Mapping[str, Any], file: TextIO | None = None) -> None:
     lines = [*_flat(description)]
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
-        print(f"{name:{width}}  {value:,}" if isinstance(value, int) else f"{name:{width}}  {value}")
+        print(f"{name:{width}}  {value:,}" if isinstance(value, int) else f"{name:{width}}  {value}", file=file)
 
 
 def _flat(description: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

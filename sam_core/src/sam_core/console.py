@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 import time
 
@@ -29,18 +31,30 @@ class Progress:
 def run(args: argparse.Namespace) -> int:
     """Call args.run(args) and return its exit status; 2 after an error for the user, 130 after an interrupt.
 
-    Errors for the user are ValueError, ModuleNotFoundError and OSError with the name of a file.
+    Errors for the user are ValueError, ModuleNotFoundError and OSError. What was printed is written out, so that a full
+    disk behind standard output is such an error too.
     """
     try:
         status: int = args.run(args)
+        _flush()
         return status
     except OSError as error:
-        if error.filename is None:
-            raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        name = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {name}{error.strerror or error}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            _flush()
     except (ValueError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     return 2
+
+
+def _flush() -> None:
+    """Write out what was printed; after a failure Python's own flush at the end does not fail once more."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise OSError(error.errno, error.strerror, "standard output") from None

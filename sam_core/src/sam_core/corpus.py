@@ -11,6 +11,7 @@ import contextlib
 import gzip
 import json
 import os
+import pathlib
 import shutil
 import struct
 import subprocess
@@ -23,7 +24,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from sam_core.tokenizer import fingerprint
+from sam_core.files import check_output, naming, replacing
+from sam_core.tokenizer import file_of, fingerprint
 
 END = -1
 """Ends each text in the token array."""
@@ -75,6 +77,8 @@ def build_corpus(
 
     Building takes about 30 bytes of memory a token.
     """
+    out = pathlib.Path(path)
+    check_output(out, () if tokenizer is None else (file_of(tokenizer),))
     divsufsort = _divsufsort()
     digits = None if tokenizer is None else fingerprint(tokenizer)
     if tokenizer is not None and digits is None:
@@ -85,6 +89,8 @@ def build_corpus(
     pieces: list[Tokens] = []
     end, size = np.array([END], np.int32), 0
     for number, source in enumerate(sources, 1):
+        if isinstance(source, (str, os.PathLike)):
+            check_output(out, (source,))
         for where, text in _texts(source, f"text {number}", key):
             tokens = _checked(text, where)
             if len(tokens):
@@ -101,8 +107,9 @@ def build_corpus(
     report(f"sorting {size - texts:,} tokens")
     suffixes = _sort(tokens, divsufsort)[texts:]
     report(f"writing {os.fspath(path)}")
-    _write(path, tokens, suffixes, texts, int(digits or "0", 16))
-    return describe(path)
+    with replacing(out) as temporary:
+        _write(temporary, tokens, suffixes, texts, int(digits or "0", 16))
+        return describe(temporary)
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -110,9 +117,12 @@ def describe(path: Path) -> dict[str, Any]:
 
     tokenizer: fingerprint of the one whose ids these are, None if that is unknown.
 
-    Raises ValueError, in one sentence, if the file is no corpus, is damaged in its header or has another size.
+    Reads the whole file for its checksum, about a second a GB. Raises ValueError, in one sentence, if the file is no
+    corpus, or is damaged.
     """
     header = _read_header(path)
+    if _body_crc(path) != header["body_crc"]:
+        raise ValueError(f"{os.fspath(path)} is a corpus with a damaged body: copy or build it again")
     tokens = header["size"] - header["texts"]
     return {
         "version": header["version"],
@@ -126,19 +136,13 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Check a whole corpus: its checksum, and that it holds all suffixes of its texts in their order.
+    """Check a whole corpus: as `describe`, and that it holds all suffixes of its texts in their order.
 
     Takes about 40 bytes of memory a token. Returns what `describe` does; raises ValueError, in one sentence, if the
     file is not as `build_corpus` would write it.
     """
     facts = describe(path)
     header = _read_header(path)
-    body = np.memmap(path, np.uint8, "r")[_ALIGN:]
-    crc = 0
-    for at in range(0, len(body), _CHUNK):
-        crc = zlib.crc32(body[at : at + _CHUNK].data, crc)
-    if crc != header["body_crc"]:
-        raise ValueError(f"{os.fspath(path)} is a corpus with a damaged body: copy or build it again")
     tokens, suffixes, starts, minima = _sections(path, header)
     wrong = _wrong(tokens, suffixes, header)
     if not wrong and not np.array_equal(starts, _starts(tokens, header["largest"], header["shift"])):
@@ -156,7 +160,7 @@ class Corpus:
     An interval (low, high) stands for the suffixes low .. high - 1. A context is the list of the intervals of a text's
     last 0, 1, 2, ... tokens, as far as they occur; a match is (low, high, length).
 
-    Raises ValueError, as `describe` does, if `path` is no sound corpus.
+    Raises ValueError, as `describe` does, if `path` is no corpus, or is damaged in its header or cut short.
     """
 
     MAX_MATCH = 32
@@ -220,8 +224,8 @@ def _texts(source: Any, name: str, key: str | None) -> Iterator[tuple[str, Any]]
     if path.endswith(".npy"):
         try:
             yield path, np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"{path} is no .npy array ({error}): write it with numpy.save") from None
+        except (ValueError, EOFError):
+            raise ValueError(f"{path} is no .npy array of token ids: write one with numpy.save") from None
         return
     with open_lines(path) as lines:
         for number, line in enumerate(lines, 1):
@@ -257,11 +261,13 @@ def open_lines(path: Path) -> Iterator[IO[bytes]]:
         if name.endswith((".gz", ".zst")):
             unpacked = stack.enter_context(tempfile.TemporaryFile())
             try:
-                if name.endswith(".gz"):
-                    with gzip.open(file) as packed:
-                        shutil.copyfileobj(packed, unpacked)
-                else:
-                    subprocess.run(["zstd", "-dcq"], stdin=file, stdout=unpacked, stderr=subprocess.PIPE, check=True)
+                with naming(tempfile.gettempdir()):
+                    if name.endswith(".gz"):
+                        with gzip.open(file) as packed:
+                            shutil.copyfileobj(packed, unpacked)
+                    else:
+                        _unpack_zst(file, unpacked)
+                    unpacked.seek(0)
             except (gzip.BadGzipFile, EOFError, zlib.error, subprocess.CalledProcessError) as error:
                 reason = getattr(error, "stderr", None) or str(error).encode()
                 reason = " ".join(reason.decode(errors="replace").split())
@@ -270,9 +276,18 @@ def open_lines(path: Path) -> Iterator[IO[bytes]]:
                 raise ValueError(
                     f"{name} is compressed and there is no zstd command: install zstd or decompress the file"
                 ) from None
-            unpacked.seek(0)
             file = unpacked
         yield file
+
+
+def _unpack_zst(file: IO[bytes], unpacked: IO[bytes]) -> None:
+    words = ["zstd", "-dcq"]
+    with subprocess.Popen(words, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        shutil.copyfileobj(process.stdout, unpacked)
+        reason = process.stderr.read()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, words, stderr=reason)
 
 
 def _checked(text: Any, where: str) -> Tokens:
@@ -351,34 +366,18 @@ def _minima(suffixes: npt.NDArray[np.uint32]) -> list[npt.NDArray[np.uint32]]:
 def _write(path: Path, tokens: Tokens, suffixes: npt.NDArray[np.uint32], texts: int, tokenizer: int) -> None:
     largest = int(tokens.max())
     shift = _shift(largest, len(suffixes))
-    folder = os.path.dirname(os.path.abspath(path))
-    descriptor, temporary = tempfile.mkstemp(prefix=".corpus-", dir=folder)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(bytes(_ALIGN))
-            crc = 0
-            for section in (tokens, suffixes, _starts(tokens, largest, shift), *_minima(suffixes)):
-                data = section.astype(section.dtype.newbyteorder("<"), copy=False).data.cast("B")
-                for part in (data, bytes(-len(data) % _ALIGN)):
-                    crc = zlib.crc32(part, crc)
-                    file.write(part)
-            sizes = len(tokens), texts, largest, shift
-            header = _HEADER.pack(_MAGIC, _VERSION, _ORDER, file.tell(), tokenizer, *sizes, crc, 0)[:-4]
-            file.seek(0)
-            file.write(header + struct.pack("<I", zlib.crc32(header)))
-            file.flush()
-            os.fchmod(descriptor, 0o644)
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(path, "wb") as file:
+        file.write(bytes(_ALIGN))
+        crc = 0
+        for section in (tokens, suffixes, _starts(tokens, largest, shift), *_minima(suffixes)):
+            data = section.astype(section.dtype.newbyteorder("<"), copy=False).data.cast("B")
+            for part in (data, bytes(-len(data) % _ALIGN)):
+                crc = zlib.crc32(part, crc)
+                file.write(part)
+        sizes = len(tokens), texts, largest, shift
+        header = _HEADER.pack(_MAGIC, _VERSION, _ORDER, file.tell(), tokenizer, *sizes, crc, 0)[:-4]
+        file.seek(0)
+        file.write(header + struct.pack("<I", zlib.crc32(header)))
 
 
 # ---- reading corpora
@@ -404,6 +403,16 @@ def _read_header(path: Path) -> dict[str, Any]:
     if not sound or _layout(header)[1] != size:
         raise ValueError(f"{name} is a corpus with impossible sizes: build it again")
     return header
+
+
+def _body_crc(path: Path) -> int:
+    """CRC-32 of what follows the header."""
+    crc = 0
+    with open(path, "rb") as file:
+        file.seek(_ALIGN)
+        while part := file.read(_CHUNK):
+            crc = zlib.crc32(part, crc)
+    return crc
 
 
 def _layout(header: dict[str, Any]) -> tuple[list[tuple[int, int]], int]:

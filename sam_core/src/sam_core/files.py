@@ -4,54 +4,184 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors of a file system that has no locks."""
+
+
+def check_output(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
+    """Check that a file can be written to `path`, before the work that leads to it.
+
+    Raises ValueError, one sentence, if it is one of `inputs`, also by another name or a link; OSError, which names
+    `path`, if it is a folder, or its folder cannot be written.
+    """
+    if any(_is_same(path, other) for other in inputs):
+        raise ValueError(f"{path} is an input or another output too, and would be lost: name another file")
+    if path.is_dir():
+        raise _named(errno.EISDIR, path)
+    if _is_special(path):
+        return
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise _named(errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT, path)
+    if not os.access(folder, os.W_OK):
+        raise _named(errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES, path)
+
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file's path in the same folder. What the block wrote there replaces `path`, if it raised nothing.
+def replacing(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> Iterator[Path]:
+    """The path of a temporary file. What the block writes there becomes the content of `path`, if it raised nothing.
 
-    Raises OSError.
+    A new file takes the place of the old one and keeps its permissions. Where `path` is a symbolic link, the file that
+    it leads to is replaced. A device or pipe, such as /dev/stdout, is written to. Raises what `check_output` does, and
+    OSError, which names `path`, if it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    check_output(path, inputs)
+    special, target = _is_special(path), Path(os.path.realpath(path))
+    folder = Path(tempfile.gettempdir()) if special else target.parent
+    temporary = folder / f".{target.name[:32]}.{os.getpid()}-{secrets.token_hex(4)}"
+    written = folder if special else path
     try:
+        mode = stat.S_IMODE(os.stat(target).st_mode) if target.is_file() else None
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 | (mode or 0o666)))
         yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        written = path
+        if special:
+            _send(temporary, path)
+            return
+        if mode is not None:
+            os.chmod(temporary, mode)
+        _sync(temporary)
+        os.replace(temporary, target)
+    except OSError as error:
+        if error.errno and error.filename in (None, os.fspath(temporary)):
+            raise _named(error.errno, written) from error
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+    with contextlib.suppress(OSError):  # not all file systems sync folders
+        _sync(folder)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """An OSError of the block that names no file, as a full disk's, names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            raise _named(error.errno, path) from error
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a file as a whole or not at all; raises OSError."""
-    with replacing(path) as temporary, open(temporary, "w") as file:
+def write_json(path: Path, value: Any, inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
+    """Write a file as `replacing` does; raises what it raises."""
+    with replacing(path, inputs) as temporary, open(temporary, "w") as file:
         json.dump(value, file, indent=1)
         file.write("\n")
+
+
+def is_standard_output(path: Path) -> bool:
+    """Whether `path` leads to what this process's standard output goes to."""
+    return _standard(path) == 1
+
+
+def _standard(path: Path) -> int | None:
+    """The descriptor of standard output or standard error, if `path` leads to what it goes to."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                return descriptor
+    return None
+
+
+def _is_special(path: Path) -> bool:
+    """Whether `path` is written to, not replaced: a device, a pipe, or the file that standard output goes to."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode) or _standard(path) is not None
+    except FileNotFoundError:
+        return False
+
+
+def _is_same(path: Path, other: str | os.PathLike[str]) -> bool:
+    """Whether both are the same file, which need not exist."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        return False
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return os.path.realpath(path) == os.path.realpath(other)
+
+
+def _send(source: Path, path: Path) -> None:
+    """Write the content of a file to a device, a pipe or standard output."""
+    sys.stdout.flush()
+    standard = _standard(path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if standard is None else os.dup(standard)
+    with open(source, "rb") as data, open(descriptor, "wb") as out:
+        shutil.copyfileobj(data, out)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _named(number: int, path: str | os.PathLike[str]) -> OSError:
+    return OSError(number, os.strerror(number), os.fspath(path))
+
+
+def try_lock(descriptor: int, path: Path, take: Callable[[int, int], None] = fcntl.flock) -> None:
+    """Lock an open file for this process and its forked children; with fcntl.lockf, for this process alone.
+
+    Raises BlockingIOError if another process holds it; ValueError, one sentence, if its file system has no locks;
+    OSError.
+    """
+    try:
+        take(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        raise ValueError(
+            f"{path.parent} is on a file system without locks ({error.strerror}): have it mounted with them (Lustre: "
+            "option flock; NFS 3: with rpc.statd running, or option nolock if no other host uses it), or name a folder "
+            "elsewhere"
+        ) from None
 
 
 def lock(path: Path, timeout_s: float) -> int:
     """Lock a file for this process until the returned descriptor, or any other of the process for that file, is closed.
 
-    Forked children do not hold the lock. Raises BlockingIOError if another process holds it all the time, OSError.
+    Forked children do not hold the lock. Raises BlockingIOError if another process holds it all the time, else what
+    `try_lock` does.
     """
     descriptor, end = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), time.monotonic() + timeout_s
     try:
         while True:
             try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try_lock(descriptor, path, fcntl.lockf)
                 return descriptor
             except BlockingIOError:
                 if time.monotonic() >= end:
                     raise
                 time.sleep(min(0.1, timeout_s / 10))
-    except OSError:
+    except (OSError, ValueError):
         os.close(descriptor)
         raise

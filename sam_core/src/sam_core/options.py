@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -158,12 +160,19 @@ def _check_corpus(path: Any) -> None:
     if not isinstance(path, str):
         raise ValueError(f"corpus must be the path of a file, got {path!r}")
     try:
-        describe(path)
+        status = os.stat(path)
+        _verify_corpus(path, status.st_ino, status.st_size, status.st_mtime_ns)
     except OSError as e:
         raise ValueError(
             f"corpus {path!r} cannot be opened ({e.strerror}): "
             "name a file that `python -m sam_core build-corpus` wrote, by its full path"
         ) from None
+
+
+@functools.lru_cache(maxsize=1)
+def _verify_corpus(path: str, *identity: int) -> None:
+    """Raise what `describe` does; reads a file once, however often options are made."""
+    describe(path)
 
 
 def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:

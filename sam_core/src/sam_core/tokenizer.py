@@ -13,6 +13,12 @@ FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "tiktok
 """Files with the tokens of a model's folder; the first that exists counts."""
 
 
+def file_of(path: str | os.PathLike[str]) -> Path:
+    """The tokenizer's file in a model's folder; `path` itself if it is no folder, or has none."""
+    path = Path(path)
+    return next((file for name in FILES if (file := path / name).is_file()), path) if path.is_dir() else path
+
+
 def fingerprint(path: str | os.PathLike[str]) -> str | None:
     """16 hexadecimal digits that identify the tokenizer of a model's folder, or of one of FILES; None if there is none.
 
@@ -20,9 +26,7 @@ def fingerprint(path: str | os.PathLike[str]) -> str | None:
     name in a hub, which is no folder, has none. Raises ValueError, one sentence, for a malformed tokenizer.json, and
     OSError.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = next((file for name in FILES if (file := path / name).is_file()), path)
+    path = file_of(path)
     if not path.is_file():
         return None
     data = path.read_bytes()

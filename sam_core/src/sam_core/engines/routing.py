@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sam_core.files import lock, write_json
-from sam_core.history import SaveTimer
+from sam_core.history import LOCK_TIMEOUT_S, SaveTimer
 
 logger = logging.getLogger(__name__)
 
@@ -94,15 +96,16 @@ class PromptRoutes:
                 del self._running[prompt]
 
 
-LOCK_TIMEOUT_S = 1.0
-"""Seconds that a process waits at most for another one that saves its routes to the same file."""
+_writing = threading.Lock()
+"""Of this process: the lock of a file only keeps other processes away."""
 
 
 class SavedRoutes:
     """A file by which a restarted run sends prompts to the servers that have their history.
 
-    Several processes may share it: each adds the homes that it chose. Servers are identified by their order. A file
-    that cannot be read or written gives a warning.
+    Several processes may share it: each adds the homes that it chose. Servers are identified by their order. A thread
+    writes, so that a busy disk or another process delays no request. A file that cannot be read or written gives a
+    warning.
 
     Args:
         routes: whose homes are saved and restored.
@@ -112,6 +115,9 @@ class SavedRoutes:
     def __init__(self, routes: PromptRoutes, path: Path | None) -> None:
         self._routes, self._path = routes, path
         self._timer = SaveTimer()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._next: dict[int, int] | None = None
         self._known: dict[int, int] = {}  # what this process has read or written
 
     def restore(self, servers: Sequence[Any]) -> None:
@@ -127,28 +133,53 @@ class SavedRoutes:
 
     def save(self, servers: Sequence[Any]) -> None:
         """Call it when no request is in flight. It takes at most 1 % of the time, so not every call saves."""
-        path = self._path
-        if path and self._timer.due:
+        if not self._path or not self._timer.due:
+            return
+        with self._lock:
+            self._next = {prompt: home for prompt, home in self._routes.homes(servers)}
+            if self._thread:
+                return
+            self._thread = threading.Thread(target=self._run, args=(self._path,), name="sam-routes", daemon=False)
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no thread to spare
+            self._run(self._path)
+
+    def wait(self) -> None:
+        """Wait until what was to be saved is saved, or has failed."""
+        if thread := self._thread:
+            thread.join()
+
+    def _run(self, path: Path) -> None:
+        while True:
+            with self._lock:
+                if self._next is None:
+                    self._thread = None
+                    return
+                ours, self._next = self._next, None
             try:
-                self._timer.run(lambda: self._write(path, servers))
-            except OSError as e:
+                self._timer.run(functools.partial(self._write, path, ours))
+            except (OSError, ValueError) as e:
                 logger.warning("routes were not saved: %s", e)
 
-    def _write(self, path: Path, servers: Sequence[Any]) -> None:
+    def _write(self, path: Path, ours: dict[int, int]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        locked = lock(path.with_name(f".{path.name}.lock"), LOCK_TIMEOUT_S)
-        try:
-            theirs: dict[int, int] = {}
-            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
-                theirs = _read(path)
-            ours = {prompt: home for prompt, home in self._routes.homes(servers)}
-            for prompt in ours.keys() & theirs.keys():
-                if ours[prompt] == self._known.get(prompt):  # only others may have moved it
-                    ours[prompt] = theirs[prompt]
-            self._known = {prompt: home for prompt, home in theirs.items() if prompt not in ours} | ours
-            write_json(path, [*self._known.items()][-PromptRoutes.MAX_REMEMBERED :])
-        finally:
-            os.close(locked)
+        with _writing:
+            locked = lock(path.with_name(f".{path.name}.lock"), LOCK_TIMEOUT_S)
+            try:
+                self._merge(path, ours)
+            finally:
+                os.close(locked)
+
+    def _merge(self, path: Path, ours: dict[int, int]) -> None:
+        theirs: dict[int, int] = {}
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+            theirs = _read(path)
+        for prompt in ours.keys() & theirs.keys():
+            if ours[prompt] == self._known.get(prompt):  # only others may have moved it
+                ours[prompt] = theirs[prompt]
+        self._known = {prompt: home for prompt, home in theirs.items() if prompt not in ours} | ours
+        write_json(path, [*self._known.items()][-PromptRoutes.MAX_REMEMBERED :])
 
 
 def _read(path: Path) -> dict[int, int]:
