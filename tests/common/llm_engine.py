@@ -47,14 +47,24 @@ class Engine:
         return LLMEngine.from_engine_args(arguments, stat_loggers=[self.log])
 
     def run(
-        self, prompts, max_tokens=64, stagger=0, abort=(), each=None, interrupt=None, after=8, adapters=None, **sampling
+        self,
+        prompts,
+        max_tokens=64,
+        stagger=0,
+        abort=(),
+        each=None,
+        interrupt=None,
+        after=8,
+        adapters=None,
+        priorities=None,
+        **sampling,
     ):
         """Answer prompts; `stagger` engine outputs lie between arrivals; the requests in `abort` end after 5 tokens.
 
         `interrupt` is called with vLLM's engine after `after` outputs.
 
         `sampling` holds for all requests, `each` has more settings for each of them; `adapters`: the LoRARequest or
-        None of each.
+        None of each; `priorities`: their numbers.
 
         Returns the token ids of each answer; `self.rows` holds the engine's steps of this run, `self.log.preemptions`
         its preemptions, `self.outputs` vLLM's last RequestOutput of each request, or None.
@@ -74,7 +84,9 @@ class Engine:
                 self.requests += 1
                 params = SamplingParams(max_tokens=lengths[i], **(sampling | (each[i] if each else {})))
                 adapter = adapters and adapters[i]
-                self.engine.add_request(name, {"prompt_token_ids": prompt}, params, lora_request=adapter)
+                priority = priorities[i] if priorities else 0
+                asked = {"prompt_token_ids": prompt}
+                self.engine.add_request(name, asked, params, lora_request=adapter, priority=priority)
                 names[name] = i
             if stagger and waiting and not self.engine.has_unfinished_requests():
                 outputs = stagger * waiting[0][0]

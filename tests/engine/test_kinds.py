@@ -1,44 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kinds of requests with method sam: LoRA adapters, beam search, pooling."""
 
-import json
 from pathlib import Path
 
-import pytest
+import adapter
 from cpu_engine import Engine
 from engine_checks import settled, speculated
 
 TINY = Path(__file__).resolve().parents[2] / "llm_rl" / "qwen3" / "tiny"
 PROMPTS = [[5, 6, 7, 8] * 4, [9, 3, 4] * 5]
-RANK = 8
 
 
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    """A LoRA adapter of the queries and values, large enough to change every answer."""
-    import torch
-    from safetensors.torch import save_file
-    from vllm.lora.request import LoRARequest
-
-    folder = tmp_path_factory.mktemp("adapter")
-    torch.manual_seed(1)
-    weights = {}
-    for layer in (0, 1):
-        for name, width in (("q_proj", 64), ("v_proj", 32)):
-            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{module}.lora_A.weight"] = torch.randn(RANK, 64) * 0.2
-            weights[f"{module}.lora_B.weight"] = torch.randn(width, RANK) * 0.2
-    save_file(weights, folder / "adapter_model.safetensors")
-    shape = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(shape | {"target_modules": ["q_proj", "v_proj"]}))
-    return LoRARequest("adapter", 1, str(folder))
-
-
-def test_adapters_with_drafts(model, adapter, plain):
+def test_adapters_with_drafts(model, plain, tmp_path):
     """Requests with an adapter and without, which share prompts and so drafts."""
-    prompts, adapters = PROMPTS * 2, [adapter] * 2 + [None] * 2
-    lora = {"enable_lora": True, "max_loras": 2, "max_lora_rank": RANK}
-    engines = [Engine(model, sam, **lora) for sam in (None, {"switch": "batch", "min_prob": 0})]
+    prompts, adapters = PROMPTS * 2, [adapter.save(tmp_path)] * 2 + [None] * 2
+    engines = [Engine(model, sam, **adapter.SETTINGS) for sam in (None, {"switch": "batch", "min_prob": 0})]
     expected, answers = (engine.run(prompts, 40, adapters=adapters) for engine in engines)
     assert answers == expected and answers[2:] == plain.run(PROMPTS, 40) and answers[:2] != answers[2:]
     speculated(engines[1])

@@ -20,6 +20,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
+import adapter
 import noting_pool
 import pytest
 import tiny_qwen3
@@ -32,6 +33,7 @@ from triton_interpreter.device import simulate_device
 SEEDED = {"verify": "seeded", "threshold": 6}
 AUTO = {"verify": "seeded", "switch": "auto"}
 TIGHT = {"max_num_batched_tokens": 48, "block_size": 32, "num_gpu_blocks_override": 11, "enable_prefix_caching": False}
+TIGHT["scheduling_policy"] = "priority"
 """A cache of so few blocks that requests are preempted, and prompts in chunks of 48 tokens."""
 
 
@@ -105,7 +107,7 @@ def plain(model, device):
     """The second runner without speculation: the reference."""
     import vllm
 
-    engine = start(model)
+    engine = start(model, **adapter.SETTINGS)
     assert engine.engine.vllm_config.use_v2_model_runner
     print(f"vLLM {vllm.__version__}")
     yield engine
@@ -115,11 +117,13 @@ def plain(model, device):
 synchronous = started(start, sam=SEEDED | {"min_prob": 0.1}, async_scheduling=False)
 
 
-asynchronous = started(start, sam=SEEDED, **TIGHT)
-"""Drafts up to 6 requests."""
+asynchronous = started(start, sam=SEEDED, **TIGHT, **adapter.SETTINGS)
+"""Drafts up to 6 requests. Takes LoRA adapters, as `plain` does."""
 
 
-auto = started(start, sam=AUTO, k=5, **TIGHT | {"max_num_batched_tokens": 40})
+auto = started(
+    start, sam=AUTO, k=5, per_request_spec_decode_metrics="detailed", **TIGHT | {"max_num_batched_tokens": 40}
+)
 """As `asynchronous`, with drafts of as many tokens as pay."""
 
 

@@ -5,6 +5,7 @@ answers."""
 import random
 import time
 
+import adapter
 import numpy as np
 import pytest
 from conftest import AUTO, appended, note_answers, noted_answers, pause_at_random, start
@@ -50,9 +51,9 @@ def test_text_is_that_of_plain_runner_2(plain, asynchronous, prompts):
 
 @pytest.mark.parametrize("engine", [pytest.param("asynchronous", marks=pytest.mark.slow), "auto"])
 def test_texts_and_indexes_of_random_schedules(plain, engine, model, trained, request):
-    """Arrivals, preemption, chunked prompts, rows used again, and ends by length and by stop tokens, also inside a
-    draft; in one run a reset of the cache, in one sleep and new weights. With `auto` drafting pauses in half of the
-    steps, drawn at random."""
+    """Arrivals, priorities, preemption, chunked prompts, rows used again, and ends by length and by stop tokens, also
+    inside a draft; in one run a reset of the cache, in one sleep and new weights. With `auto` drafting pauses in half
+    of the steps, drawn at random."""
     asynchronous = request.getfixturevalue(engine)
     rng, preemptions = random.Random(0), 0
     note_answers(asynchronous)
@@ -65,7 +66,8 @@ def test_texts_and_indexes_of_random_schedules(plain, engine, model, trained, re
         stops = [{"stop_token_ids": [rng.choice(answer)]} if rng.random() < 0.4 else {} for answer in answers]
         expected = plain.run(prompts, lengths, each=stops)
         before, stagger, after = appended(asynchronous), rng.randrange(4), rng.randrange(4, 30)
-        answers = asynchronous.run(prompts, lengths, stagger, each=stops, interrupt=interrupt, after=after)
+        how = {"interrupt": interrupt, "after": after, "priorities": [rng.randrange(3) for _ in prompts]}
+        answers = asynchronous.run(prompts, lengths, stagger, each=stops, **how)
         speculated(asynchronous)
         preemptions += asynchronous.log.preemptions
         settled(asynchronous)
@@ -130,6 +132,17 @@ def test_a_sleep_may_abort_what_runs(plain, asynchronous, prompts, model):
     assert all(answer == text[: len(answer)] and len(answer) < 40 for answer, text in zip(answers, whole, strict=True))
     settled(asynchronous)
     assert asynchronous.run(prompts[:4], 40) == whole
+    speculated(asynchronous)
+
+
+def test_adapters(plain, asynchronous, prompts, tmp_path):
+    """Requests with a LoRA adapter and without, which share prompts and so drafts. It changes logits too, of which a
+    draft has several rows."""
+    adapters, each = [adapter.save(tmp_path, VOCAB), None] * 2, [{}, {}, *SAMPLED[:2]]
+    asked = [prompts[0], prompts[0], prompts[1], prompts[1]]
+    expected = plain.run(asked, 40, each=each, adapters=adapters)
+    assert expected[1::2] == plain.run(asked[1::2], 40, each=each[1::2]) and expected[0] != expected[1]
+    assert asynchronous.run(asked, 40, stagger=3, each=each, adapters=adapters) == expected
     speculated(asynchronous)
 
 

@@ -54,6 +54,11 @@ def test_text_is_that_of_plain_runner_2(plain, auto, prompts):
         verified, planned = sum(map(sum, noted)), 5 * auto.count("running")
         assert auto.count("drafted") <= verified < 0.8 * planned  # steps behind an answer's end count nothing
         assert len({length for step in noted for length in step}) > 2, "all drafts were equally long"
+        own = [output.outputs[0].spec_decode_metrics for output in auto.outputs]
+        assert sum(each.num_draft_tokens for each in own) == auto.count("drafted")
+        assert sum(sum(each.per_step_accepted) for each in own) == auto.count("accepted")
+        assert all(sum(each.per_step_drafted) == each.num_draft_tokens for each in own)
+        assert all(0 not in each.per_step_drafted for each in own)
     assert preemptions > 0
     counters = settled(auto)
     assert 0 < counters["steps_on"] < counters["steps"], "it never paused to see what a plain step takes"

@@ -30,6 +30,30 @@ def chain(tmp_path_factory):
     return folder, (logits.double() / TEMPERATURE).softmax(1).numpy()
 
 
+def first_tokens(llm, prompt, settings, num=16):
+    """Of equal requests that reach the engine core without vLLM's front end in Python, as from that in Rust."""
+    from vllm import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+
+    for number in range(num):
+        request = EngineCoreRequest(
+            request_id=f"raw {number}",
+            prompt_token_ids=prompt,
+            mm_features=None,
+            sampling_params=SamplingParams(max_tokens=1, detokenize=False, **settings),
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        llm.engine_core.add_request(request)
+    found = []
+    while len(found) < num:
+        found += [token for output in llm.engine_core.get_output().outputs for token in output.new_token_ids]
+    return found
+
+
 SYNCHRONOUS = pytest.param({"threshold": TEXTS}, False, marks=pytest.mark.slow, id="synchronous")
 
 
@@ -43,8 +67,7 @@ def test_law_of_the_next_token(chain, device, sam, asynchronous):
     answers = engine.run([[token] for token in first], LENGTH, each=each)
     speculated(engine)
     drafted, accepted = engine.count("drafted"), engine.count("accepted")
-    repeated = engine.run([[first[0]]] * 16, 1, each=each[:1] * 16)
-    assert len({*map(tuple, repeated)}) > 1, "later drafts would depend on the seed that all of them have"
+    assert len({*first_tokens(engine.engine, first[:1], each[0])}) > 1, "later drafts would depend on the seed of all"
     engine.stop()
     counts = np.zeros_like(law)
     for token, answer in zip(first, answers, strict=True):

@@ -8,10 +8,12 @@ import request_table
 from engine_checks import settled, speculated
 from parameters import KINDS, requests, same_log_probabilities
 from tiny_qwen3 import VOCAB
+from vllm.sampling_params import RequestOutputKind
 
 QUICK = {"all", "min_p", "logit_bias"}
 ALL = (*KINDS, "flat_logprobs", "thinking_token_budget", "repetition_detection")
 FEW = [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in (*ALL, "all")]
+STOPS = ["ab", "e", "xyz"]
 OTHERS = {
     "n": {"n": 2, "temperature": 1.0},
     "temperature": {"temperature": 1.0},
@@ -22,6 +24,13 @@ OTHERS = {
     "max_tokens": {"max_tokens": 33},
     "skip_reading_prefix_cache": {"skip_reading_prefix_cache": True},
     "extra_args": {"extra_args": {"sam_group": "x"}},
+    "detokenize": {"detokenize": True},
+    "skip_special_tokens": {"detokenize": True, "ignore_eos": False, "skip_special_tokens": False},
+    "spaces_between_special_tokens": {"detokenize": True, "spaces_between_special_tokens": False},
+    "stop": {"detokenize": True, "stop": STOPS},
+    "include_stop_str_in_output": {"detokenize": True, "stop": STOPS, "include_stop_str_in_output": True},
+    "output_kind": {"detokenize": True, "stop": STOPS, "output_kind": RequestOutputKind.DELTA},
+    "stream_interval": {"detokenize": True, "output_kind": RequestOutputKind.DELTA, "stream_interval": 7},
 }
 """Parameters that are not in ALL, with arguments that set them."""
 
@@ -74,18 +83,19 @@ def test_every_parameter_has_a_row():
 
 
 def results(engine, asked):
-    """Token ids and ends of all sequences."""
+    """Token ids, texts and ends of all sequences."""
     from vllm import SamplingParams
 
     for i, (prompt, arguments) in enumerate(asked):
         shape = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True, "detokenize": False} | arguments
         engine.engine.add_request(str(i), {"prompt_token_ids": prompt}, SamplingParams(**shape))
-    done = {}
+    done, ends = {}, {}
     while engine.engine.has_unfinished_requests():
         for output in engine.engine.step():
-            done |= {
-                (output.request_id, part.index): [list(part.token_ids), part.finish_reason, part.stop_reason]
-                for part in output.outputs
-                if part.finish_reason
-            }
-    return [sequence for _, sequence in sorted(done.items())]
+            in_parts = asked[int(output.request_id)][1].get("output_kind") == RequestOutputKind.DELTA
+            for part in output.outputs:
+                key = output.request_id, part.index
+                tokens, text = done.get(key, ([], "")) if in_parts else ([], "")
+                done[key] = tokens + list(part.token_ids), text + part.text
+                ends[key] = part.finish_reason, part.stop_reason
+    return [(*done[key], *ends[key]) for key in sorted(done)]

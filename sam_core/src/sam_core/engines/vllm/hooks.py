@@ -90,14 +90,6 @@ HOOKS = (
         (),
         "take min_p and logit_bias",
     ),
-    Hook(
-        "v1/engine/input_processor.py",
-        "InputProcessor",
-        "process_inputs",
-        "self request_id",
-        ("sampling_params = params.clone()",),
-        "ignore seeds that would bias rejection",
-    ),
     Hook(CLIENT, "DPLBAsyncMPClient", "__init__", "self vllm_config", ("self.eng_start_index =",), "route by prompt"),
     Hook(
         CLIENT,
@@ -138,9 +130,17 @@ HOOKS = (
     Hook(
         SCHEDULER,
         "Scheduler",
+        "add_request",
+        "self request",
+        ("self._enqueue_waiting_request(request)", "StreamingUpdate.from_request(request)"),
+        "ignore seeds that would bias rejection",
+    ),
+    Hook(
+        SCHEDULER,
+        "Scheduler",
         "update_from_output",
         "self scheduler_output model_runner_output",
-        ("self.make_spec_decoding_stats(",),
+        ("self.make_spec_decoding_stats(", "request.spec_decode_metrics.observe("),
         "receive the drafter's counters",
     ),
     Hook(
@@ -158,6 +158,14 @@ HOOKS = (
         "self spec_decoding_stats num_draft_tokens num_accepted_tokens num_invalid_spec_tokens request_id",
         (),
         "count drafts that were verified",
+    ),
+    Hook(
+        "v1/metrics/stats.py",
+        "RequestSpecDecodeMetrics",
+        "observe",
+        "self num_draft_tokens num_accepted detailed",
+        (),
+        "count them for each request",
     ),
     Hook(
         SCHEDULER,
@@ -227,6 +235,9 @@ HOOKS = (
         "self scheduler_output",
         (
             "self.finish_requests(scheduler_output)",
+            "self.lora_state.make_lora_inputs(input_batch.req_ids, input_batch.idx_mapping_np, "
+            "input_batch.num_scheduled_tokens)",
+            "self._set_active_loras(*lora_inputs)",
             "self.step_timing.record_batch(",
             "self.step_timing.forward_start()",
         ),
@@ -239,6 +250,17 @@ HOOKS = (
         "self scheduler_output",
         ("scheduler_output.finished_req_ids",),
         "see requests begin and end",
+    ),
+    Hook(
+        "v1/worker/gpu/lora_utils.py",
+        "LoraState",
+        "make_lora_inputs",
+        "self req_ids idx_mapping num_scheduled_tokens",
+        (
+            "prompt_lora_mapping = tuple(lora_ids)",
+            "return (prompt_lora_mapping, token_lora_mapping, active_lora_requests)",
+        ),
+        "apply adapters to the logits of drafts",
     ),
     Hook(
         RUNNER,

@@ -55,6 +55,11 @@ class SamSpeculativeConfig(SpeculativeConfig):
                 "speculative method 'sam' has no draft model to sample from, as draft_sample_method "
                 f"{self.draft_sample_method!r} asks: leave it out"
             )
+        if self.target_model_config.enable_trace_replay:
+            raise ValueError(
+                "speculative method 'sam' verifies drafts by what the model samples, which enable_trace_replay "
+                "replaces: leave it out, or speculative_config"
+            )
         if self.num_speculative_tokens is None:
             self.num_speculative_tokens = DEFAULT_K
         options = Options.from_engine(self.num_speculative_tokens, self.sam, verify=VERIFY)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rebound where an engine schedules: counters on their way to the front end, the ends of a session's turns, and
-how many draft tokens are planned.
+"""What is rebound where an engine schedules: seeds of requests, from whatever front end, counters on their way to it,
+the ends of a session's turns, and how many draft tokens are planned.
 
 A worker adds the drafter's report, and whether it pauses, to a step's ModelRunnerOutput, which is pickled with all its
 attributes. From the engine core to the front end SchedulerStats are the only way, of whose fields `kv_connector_stats`
@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from sam_core.engines.vllm.config import ignore_seed
 from sam_core.engines.vllm.plugin.rebinding import is_sam, rebind
 
 KEY = "sam_core"
@@ -23,12 +24,24 @@ KEY = "sam_core"
 def install() -> None:
     """Rebind methods of the scheduler; those of engines without sam do as before."""
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
+    rebind(Scheduler, "add_request", _add_request)
     rebind(Scheduler, "update_from_output", _update_from_output)
     rebind(Scheduler, "make_spec_decoding_stats", _make_spec_decoding_stats)
     rebind(Scheduler, "make_stats", _make_stats)
     rebind(Scheduler, "_handle_stopped_request", _handle_stopped_request)
     rebind(Scheduler, "_update_after_schedule", _update_after_schedule)
+    rebind(RequestSpecDecodeMetrics, "observe", _observe)
+
+
+def _add_request(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def add_request(self: Any, request: Any) -> None:
+        if is_sam(self.vllm_config) and request.sampling_params is not None:
+            ignore_seed(self.vllm_config.speculative_config.sam, request.sampling_params)  # the engine's own copy
+        add(self, request)
+
+    return add_request
 
 
 def _update_from_output(update: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,12 +66,23 @@ def _make_spec_decoding_stats(make: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if (verified := getattr(self, "sam_verified", None)) is not None:  # not those that were planned
             num_draft_tokens, num_invalid_spec_tokens = verified.get(request_id, 0), None
+            if (metrics := self.requests[request_id].spec_decode_metrics) is not None:
+                metrics.sam_verified = num_draft_tokens
         return (
             make(self, spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id)
             or spec_decoding_stats
         )
 
     return make_spec_decoding_stats
+
+
+def _observe(observe: Callable[..., None]) -> Callable[..., None]:
+    def observe_verified(self: Any, num_draft_tokens: int, num_accepted: int, detailed: bool = False) -> None:
+        verified = vars(self).pop("sam_verified", None)
+        if verified != 0:  # as in the totals, a step that verified nothing had no draft
+            observe(self, num_draft_tokens if verified is None else verified, num_accepted, detailed)
+
+    return observe_verified
 
 
 def _make_stats(make: Callable[..., Any]) -> Callable[..., Any]:

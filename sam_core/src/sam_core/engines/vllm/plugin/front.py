@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sam_core.engines.vllm.config import ignore_seed
 from sam_core.engines.vllm.hooks import check
 from sam_core.engines.vllm.metrics import EngineMetrics
 from sam_core.engines.vllm.plugin import core
@@ -63,13 +62,11 @@ def install() -> None:
     from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
-    from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
     rebind(VllmConfig, "_get_v1_model_runner_unsupported_features", _refuse_the_first_runner)
     rebind(VllmConfig, "_maybe_disable_dynamic_sd_for_data_parallel", _check_adaptive_verification)
     rebind(SamplingParams, "_validate_spec_decode", _validate_spec_decode)
-    rebind(InputProcessor, "process_inputs", _process_inputs)
     rebind(DPLBAsyncMPClient, "get_core_engine_for_request", _get_core_engine_for_request)
     rebind(DPLBAsyncMPClient, "__init__", _make_routes)
     DPLBAsyncMPClient.process_engine_outputs = staticmethod(
@@ -174,16 +171,6 @@ def _validate_spec_decode(validate: Callable[[Any, Any], None]) -> Callable[[Any
             )
 
     return validate_spec_decode
-
-
-def _process_inputs(process: Callable[..., Any]) -> Callable[..., Any]:
-    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        request = process(self, *args, **kwargs)
-        if is_sam(self.vllm_config) and request.sampling_params is not None:
-            ignore_seed(self.vllm_config.speculative_config.sam, request.sampling_params)  # the engine's own copy
-        return request
-
-    return process_inputs
 
 
 def _make_routes(init: Callable[..., None]) -> Callable[..., None]:

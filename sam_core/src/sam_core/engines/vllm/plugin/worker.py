@@ -72,11 +72,13 @@ def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> 
 def install() -> None:
     """Rebind what the second runner's module names."""
     from vllm.v1.worker.gpu import model_runner
+    from vllm.v1.worker.gpu.lora_utils import LoraState
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
     from vllm.v1.worker.worker_base import WorkerBase
 
     runner = model_runner.GPUModelRunner
     rebind(runner, "finish_requests", _finish_requests)
+    rebind(LoraState, "make_lora_inputs", _make_lora_inputs)
     rebind(runner, "sample_tokens", _sample_tokens)
     rebind(runner, "initialize_kv_cache", _initialize_kv_cache)
     rebind(model_runner, "maybe_create_adaptive_verification_manager", _create_verification)
@@ -89,9 +91,21 @@ def _finish_requests(finish: Callable[[Any, Any], None]) -> Callable[[Any, Any],
     def finish_requests(self: Any, scheduler_output: Any) -> None:
         if speculator := speculator_of(self):
             speculator.update_requests(scheduler_output)
+            self.lora_state.sam_drafts = scheduler_output.scheduled_spec_decode_tokens
         finish(self, scheduler_output)
 
     return finish_requests
+
+
+def _make_lora_inputs(make: Callable[..., Any]) -> Callable[..., Any]:
+    def make_lora_inputs(self: Any, req_ids: list[str], *args: Any) -> Any:
+        """With the adapter of each row of logits, where vLLM has that of each request."""
+        of_requests, *others = make(self, req_ids, *args)
+        drafts = getattr(self, "sam_drafts", {})
+        of_rows = np.repeat(of_requests, [1 + len(drafts.get(req_id, ())) for req_id in req_ids])
+        return (tuple(of_rows.tolist()), *others)
+
+    return make_lora_inputs
 
 
 def _sample_tokens(sample: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
