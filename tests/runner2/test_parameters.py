@@ -13,7 +13,7 @@ from vllm.sampling_params import RequestOutputKind
 QUICK = {"all", "min_p", "logit_bias"}
 ALL = (*KINDS, "flat_logprobs", "thinking_token_budget", "repetition_detection")
 FEW = [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in (*ALL, "all")]
-STOPS = ["ab", "e", "xyz"]
+STOP = {"detokenize": True, "temperature": 1.0, "stop": "a string of the answer takes its place"}
 OTHERS = {
     "n": {"n": 2, "temperature": 1.0},
     "temperature": {"temperature": 1.0},
@@ -27,9 +27,9 @@ OTHERS = {
     "detokenize": {"detokenize": True},
     "skip_special_tokens": {"detokenize": True, "ignore_eos": False, "skip_special_tokens": False},
     "spaces_between_special_tokens": {"detokenize": True, "spaces_between_special_tokens": False},
-    "stop": {"detokenize": True, "stop": STOPS},
-    "include_stop_str_in_output": {"detokenize": True, "stop": STOPS, "include_stop_str_in_output": True},
-    "output_kind": {"detokenize": True, "stop": STOPS, "output_kind": RequestOutputKind.DELTA},
+    "stop": STOP,
+    "include_stop_str_in_output": STOP | {"include_stop_str_in_output": True},
+    "output_kind": STOP | {"output_kind": RequestOutputKind.DELTA},
     "stream_interval": {"detokenize": True, "output_kind": RequestOutputKind.DELTA, "stream_interval": 7},
 }
 """Parameters that are not in ALL, with arguments that set them."""
@@ -70,6 +70,11 @@ def test_parameters_are_drafted(plain, synchronous, name):
     prompt = [random.Random(name).randrange(VOCAB - 1) for _ in range(6)] * 3
     asked = [(prompt, {"seed": i} | OTHERS[name]) for i in range(2)]
     expected = results(plain, asked)
+    if "stop" in OTHERS[name]:
+        for (_, settings), (_, text, *_) in zip(asked, expected, strict=True):
+            settings["stop"] = late(text)
+        expected = results(plain, asked)
+        assert all(reason == "stop" for *_, reason, _ in expected)
     synchronous.run([prompt], 60)  # whose answer they draft from
     synchronous.log.path, synchronous.log._rows = "kept in memory", []
     assert results(synchronous, asked) == expected
@@ -80,6 +85,11 @@ def test_parameters_are_drafted(plain, synchronous, name):
 
 def test_every_parameter_has_a_row():
     request_table.every_field_has_one_row()
+
+
+def late(text):
+    """Three characters that are first there behind two thirds of a text."""
+    return next(text[at : at + 3] for at in range(len(text) * 2 // 3, len(text)) if text.index(text[at : at + 3]) == at)
 
 
 def results(engine, asked):
