@@ -30,6 +30,7 @@ KINDS = {
         "beam_search": "beam search",
         "priorities": "priorities (`scheduling_policy: priority`)",
         "kv_connectors": "KV connectors (`kv_transfer_config`)",
+        "salts": "a `cache_salt`",
     },
     "zh": {
         "sessions": "向同一请求流式追加输入（`StreamingInput`）",
@@ -40,6 +41,7 @@ KINDS = {
         "beam_search": "束搜索（beam search）",
         "priorities": "优先级（`scheduling_policy: priority`）",
         "kv_connectors": "KV connector（`kv_transfer_config`）",
+        "salts": "`cache_salt`",
     },
 }
 REASONS = {

@@ -459,14 +459,15 @@ static void Pool_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-PyDoc_STRVAR(Pool_open_doc, "open($self, /, prompt_ids, group='by_prompt')\n--\n\n"
+PyDoc_STRVAR(Pool_open_doc, "open($self, /, prompt_ids, group='by_prompt', isolated=False)\n--\n\n"
                             "Open a slot for a prompt and return its number.");
 
 static PyObject *Pool_open(PyObject *object, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"prompt_ids", "group", NULL};
+    static char *names[] = {"prompt_ids", "group", "isolated", NULL};
     PoolObject *self = (PoolObject *)object;
     PyObject *prompt, *group = NULL, *result = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:open", names, &prompt, &group) ||
+    int isolated = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|Op:open", names, &prompt, &group, &isolated) ||
         check_process(self) < 0)
         return NULL;
     pool_key kind = POOL_BY_PROMPT;
@@ -489,6 +490,8 @@ static PyObject *Pool_open(PyObject *object, PyObject *args, PyObject *kwargs) {
     BEGIN_WORK(self)
     status =
         pool_open(&self->pool, tokens.tokens, (size_t)tokens.size, kind, name.buf, (size_t)name.len, &slot);
+    if (status == POOL_OK && isolated)
+        pool_isolate(&self->pool, slot);
     END_WORK(self)
     if (status == POOL_OK)
         result = PyLong_FromUnsignedLong(slot);

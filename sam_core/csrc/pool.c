@@ -216,6 +216,8 @@ pool_status pool_open(pool *p, const int32_t *prompt, size_t size, pool_key kind
     return POOL_OK;
 }
 
+void pool_isolate(pool *p, uint32_t slot) { p->slots[slot].isolated = true; }
+
 static pool_slot *find_slot(const pool *p, int64_t slot) {
     return slot >= 0 && slot < p->slot_count && p->slots[slot].open ? &p->slots[slot] : NULL;
 }
@@ -251,6 +253,7 @@ pool_status pool_close(pool *p, int64_t number, bool keep, pool_error *error) {
         return refuse(error, POOL_BAD_SLOT, 0, number);
     pool_group *g = slot->group;
     pool_text *text = slot->text;
+    keep = keep && !slot->isolated;
     free_slot(p, slot);
     if (g) {
         if (keep)

@@ -171,7 +171,9 @@ static rule_context context_of(const pool *p, pool_row *row) {
     pool_slot *slot = &p->slots[row->slot];
     const pool_text *text = slot->text;
     uint32_t size = text->body.size;
-    rule_context context = {.common = has_source(p, RULE_COMMON), .vocab_size = p->vocab_size};
+    rule_context context = {.common = has_source(p, RULE_COMMON) && !slot->isolated,
+                            .isolated = slot->isolated,
+                            .vocab_size = p->vocab_size};
     for (uint32_t i = 0; i < RULE_LAST; i++)
         context.last[i] = i < size ? text->body.tokens[size - 1 - i] : SAM_NO_TOKEN;
     if (!row->matched)

@@ -344,7 +344,7 @@ static bool has_short_matches(const node *n) {
 // source: in an index, or as a match's candidate. SAM_NO_TOKEN if there is none. *cell: the cell of the other
 // candidates. Not used if a match is longer than SHORT_MATCH.
 static int32_t find_follower(const draft *d, const node *n, const sam_index *index, uint32_t *cell) {
-    if (!has_short_matches(n))
+    if (d->context->isolated || !has_short_matches(n))
         return SAM_NO_TOKEN;
     for (uint32_t order = MODEL_ORDERS; order--;) {
         uint32_t times;
@@ -1027,7 +1027,8 @@ static bool keep(const draft *d, sam_memory *memory, const output *o, rule_recor
         nodes[i] = d->nodes[i].kept;
     record->drafted = o->size - o->below_min_prob;
     record->kept = o->size;
-    record->due[RULE_TOKENS] = record->due[RULE_CELLS] = true;
+    record->due[RULE_TOKENS] = !d->context->isolated;
+    record->due[RULE_CELLS] = true;
     return true;
 }
 
@@ -1046,7 +1047,8 @@ static bool finish(draft *d, output *o, sam_memory *memory, rule_task *t) {
     rule_record *record = t->record;
     t->size = 0;
     record->drafted = record->kept = 0;
-    record->due[RULE_FOLLOWERS] = record->due[RULE_CELLS] = d->rule == RULE_BLEND;
+    record->due[RULE_CELLS] = d->rule == RULE_BLEND;
+    record->due[RULE_FOLLOWERS] = d->rule == RULE_BLEND && !d->context->isolated;
     record->due[RULE_TOKENS] = false;
     memcpy(record->last, d->context->last, sizeof record->last);
     if (d->rule == RULE_COUNT)

@@ -98,6 +98,7 @@ typedef struct pool_group {
 typedef struct {
     bool open;
     bool drafts;               // false: never drafts (no source, or its tokens could not be stored)
+    bool isolated;             // see pool_isolate
     bool lacks_memory;         // the last feeding left it without an index, for lack of memory
     bool exhausted;            // counted in the pool's `exhausted`
     uint32_t next;             // next free slot in the queue

@@ -13,6 +13,7 @@ from sam_core.device_drafts import (
     LOOK_UPS,
     MAX_NGRAM,
     NGRAMS,
+    NO_GROUP,
     NUM_BINS,
     NUM_MATCHES,
     SCALE,
@@ -108,7 +109,8 @@ def _look_up(
     sums = of_groups + (last.unsqueeze(2) * FACTORS[1:]).sum(1).unsqueeze(1)
     slots, checks = sums.unflatten(2, (2, len(NGRAMS))).unbind(2)
     entries = memory[-2 * num_slots :].view(num_slots, 2)[slots & num_slots - 1]
-    matches = torch.where(entries[..., 1] == (checks & CHECK), entries[..., 0] + PRIORITIES.view(2, -1), 0).flatten(1)
+    known = (entries[..., 1] == (checks & CHECK)) & (of_groups[:, :1, :1] != NO_GROUP)
+    matches = torch.where(known, entries[..., 0] + PRIORITIES.view(2, -1), 0).flatten(1)
     best, which = matches.max(1, keepdim=True)
     confirmed = (best - PRIORITIES[which]) // UNIT
     match = torch.where(best > 0, confirmed * 2 * len(NGRAMS) + which, -2 * NUM_MATCHES)

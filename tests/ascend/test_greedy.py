@@ -3,7 +3,7 @@
 
 import pytest
 from ascend_engine import DECODE, OLD
-from engine_checks import settled, speculated
+from engine_checks import salts_share_nothing, settled, speculated
 
 K = 3
 
@@ -34,6 +34,10 @@ def test_a_resumed_answer_keeps_its_group(cpu, sam, prompts):
     assert named > 11
     assert sam.run([prompts[40] + answer[:20]], 44) == [answer[20:]]
     assert sam.drafter()["accepted_history"] - before == named
+
+
+def test_salts_share_nothing(sam):
+    salts_share_nothing(sam, [(7 * i * i + 3 * i) % 40 for i in range(50)])
 
 
 def test_switch_turns_at_the_exact_batch_size(cpu, sam, prompts):

@@ -73,3 +73,24 @@ def history_is_found_again(start, folder, rank, prompts, answers):
     engine.stop()
     os.close(lock(path.with_name("lock"), math.inf))  # the engine's process holds it until it has saved and ended
     assert Pool.describe(path)["texts"] == 2 * len(prompts), "what it answered itself was not saved"
+
+
+def salts_share_nothing(engine, prompt):
+    """Requests for one prompt, or of one name, draft from each other if they have the same cache_salt and run at once.
+
+    prompt: token ids that no other test of this engine asks for.
+    """
+
+    def borrowed(named, *salts, stagger=0):
+        before = engine.drafter()
+        requests = [{"cache_salt": salt, **named} if salt else named for salt in salts]
+        engine.run([prompt] * len(salts), stagger=stagger, each=requests)
+        after = settled(engine)
+        return [after[name] - before[name] for name in ("accepted_group", "accepted_history")]
+
+    for named in ({}, {"extra_args": {"sam_group": "salted"}}):
+        for salt in ("a", "b", "a"):
+            assert borrowed(named, salt) == [0, 0], "it drafted from a text of another salt, or an ended one"
+        for salts in (("a", "b"), (None, "a")):
+            assert borrowed(named, *salts, stagger=8)[0] == 0, "two salts share a group"
+        assert borrowed(named, "a", "a", stagger=8)[0] > 0, "nothing was shared: the test shows nothing"

@@ -63,8 +63,8 @@ class Engine:
 
         `interrupt` is called with vLLM's engine after `after` outputs.
 
-        `sampling` holds for all requests, `each` has more settings for each of them; `adapters`: the LoRARequest or
-        None of each; `priorities`: their numbers.
+        `sampling` holds for all requests, `each` has more settings for each of them, also a cache_salt; `adapters`:
+        the LoRARequest or None of each; `priorities`: their numbers.
 
         Returns the token ids of each answer; `self.rows` holds the engine's steps of this run, `self.log.preemptions`
         its preemptions, `self.outputs` vLLM's last RequestOutput of each request, or None.
@@ -82,10 +82,12 @@ class Engine:
                 i, prompt = waiting.pop(0)
                 name = str(self.requests)
                 self.requests += 1
-                params = SamplingParams(max_tokens=lengths[i], **(sampling | (each[i] if each else {})))
+                own = dict(each[i]) if each else {}
+                salt = {"cache_salt": own.pop("cache_salt")} if "cache_salt" in own else {}
+                params = SamplingParams(max_tokens=lengths[i], **(sampling | own))
                 adapter = adapters and adapters[i]
                 priority = priorities[i] if priorities else 0
-                asked = {"prompt_token_ids": prompt}
+                asked = {"prompt_token_ids": prompt, **salt}
                 self.engine.add_request(name, asked, params, lora_request=adapter, priority=priority)
                 names[name] = i
             if stagger and waiting and not self.engine.has_unfinished_requests():

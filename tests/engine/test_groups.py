@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that name their group share drafts over resumptions, and their texts stay the same."""
+"""Requests that name their group share drafts over resumptions, and their texts stay the same; those with another
+cache_salt share nothing."""
+
+from engine_checks import salts_share_nothing
 
 SEEDED = {"temperature": 1.0, "seed": 2**41}
 NAMED = SEEDED | {"extra_args": {"sam_group": "whole"}}
@@ -24,3 +27,7 @@ def test_an_answer_that_is_resumed_keeps_its_group(tight):
     (named, borrowed), (nameless, fewer) = (resumed(tight, prompt, sampling) for sampling in (NAMED, SEEDED))
     assert named == nameless == whole and borrowed > LENGTH / 4
     assert fewer < borrowed / 2, "without names resumed answers found each other as well"
+
+
+def test_salts_share_nothing(tight):
+    salts_share_nothing(tight, [(7 * i * i + 3 * i) % 40 for i in range(50)])

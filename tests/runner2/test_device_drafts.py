@@ -21,6 +21,7 @@ from sam_core.device_drafts import (
     MAX_NGRAM,
     MAX_TOKEN,
     NGRAMS,
+    NO_GROUP,
     NO_TOKEN,
     NUM_BINS,
     NUM_CLASSES,
@@ -273,8 +274,8 @@ def test_of_equal_matches_the_first_gives_the_class():
 @pytest.mark.parametrize(("of_groups", "of_all"), [(True, False), (False, True)])
 def test_drafts_come_from_the_sources_that_are_asked_for(of_groups, of_all):
     device = Device(table_of([[9, 9, 1, 2, 3], [9, 1, 2, 4]], [10, 11], of_groups=of_groups, of_all=of_all), k=1)
-    drafts = device.draft([10, 11, 12], [[0] * 4 + [1]] * 3, [[]] * 3, [[2]] * 3)
-    assert drafts == ([[3], [4], [0]] if of_groups else [[4], [4], [4]])
+    drafts = device.draft([10, 11, 12, NO_GROUP], [[0] * 4 + [1]] * 4, [[]] * 4, [[2]] * 4)
+    assert drafts == ([[3], [4], [0], [0]] if of_groups else [[4], [4], [4], [9]])
     assert device.draft([10], [[0] * 5], [[]], [[77]]) == [[9 if of_all else 0]]
 
 

@@ -2,7 +2,7 @@
 """Drafts of a drafter that waits for each step: the text is that of the second runner without speculation."""
 
 from conftest import appended
-from engine_checks import settled, speculated
+from engine_checks import salts_share_nothing, settled, speculated
 
 SAMPLED = [
     {"temperature": 1.0, "seed": i, **more}
@@ -52,3 +52,7 @@ def test_turns_of_a_session(plain, synchronous, asynchronous, prompts):
             assert engine.run_session(turns, lengths) == expected
             accepted[engine] += engine.count("accepted")
     assert all(accepted.values())
+
+
+def test_salts_share_nothing(asynchronous):
+    salts_share_nothing(asynchronous, [(7 * i * i + 3 * i) % 40 for i in range(50)])

@@ -14,8 +14,8 @@ K = 3
 MAX_LEN = 100
 
 
-def params(name=None):
-    group = name and {"sam_group": name}
+def params(name=None, salt=None):
+    group = {"sam_group": name, "sam_salt": salt}
     return types.SimpleNamespace(ignore_eos=True, stop_token_ids=None, max_tokens=50, min_tokens=0, extra_args=group)
 
 
@@ -33,16 +33,16 @@ class Steps:
         self.speculator = Speculator(proposer, 8, MAX_LEN, torch.device("cpu"), group, states, 100, 2, adaptive)
         self.speculator.pauses = None
 
-    def begin(self, new=None, finished=(), preempted=(), groups=None, images=None, drafts=True):
-        """new: the tokens of requests that join, by id; their prompts have two. groups, images: what some of them
-        name. drafts: whether the schedule plans some."""
+    def begin(self, new=None, finished=(), preempted=(), groups=None, images=None, salts=None, drafts=True):
+        """new: the tokens of requests that join, by id; their prompts have two. groups, images, salts: what some of
+        them name. drafts: whether the schedule plans some."""
         requests = [
             types.SimpleNamespace(
                 req_id=name,
                 prompt_len=2,
                 prompt_token_ids=tokens[:2],
                 prefill_token_ids=tokens,
-                sampling_params=params((groups or {}).get(name)),
+                sampling_params=params((groups or {}).get(name), (salts or {}).get(name)),
                 mm_features=[types.SimpleNamespace(identifier=image) for image in (images or {}).get(name, ())],
             )
             for name, tokens in (new or {}).items()
@@ -116,6 +116,18 @@ def test_groups_are_those_of_names_and_images():
     steps.begin({"b": [5, 6, 7]}, finished=["c", "d", "e"], groups={"b": "one"})
     steps.end({"b": 8})
     assert steps.speculator._groups[0] == b and list(steps.speculator.groups) == ["b"]
+
+
+def test_salted_texts_are_not_in_the_table():
+    steps = Steps()
+    table = steps.speculator.table.memory.copy()
+    new = {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
+    steps.begin(new, salts={"a": "x", "b": "x", "c": "y"})
+    steps.end(dict.fromkeys(new, 7))
+    assert steps.speculator.proposer.pool.stats()["groups"] == 2
+    steps.begin(finished=list(new))
+    assert (steps.speculator.table.memory == table).all()
+    assert steps.speculator.proposer.pool.stats()["groups"] == 0
 
 
 @pytest.mark.parametrize("k", [0, K])

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from sam_core.engines.verl.groups import group_params
-from sam_core.engines.vllm.groups import request_group
+from sam_core.engines.vllm.groups import pass_salt, request_group, request_salt
 
 from sam_core import BY_PROMPT
 
@@ -40,6 +40,21 @@ def test_prompts_of_embeddings_share_nothing():
     unnamed.prompt_embeds = named.prompt_embeds = object()
     assert request_group(unnamed) is None
     assert request_group(named) == request_group(state(extra_args={"sam_group": "a"}))
+
+
+def test_a_salt_makes_groups_of_its_own():
+    """For the client, which sees it, and for the worker, to which it is passed."""
+    groups = set()
+    for salt in (None, "", "a", "b", "a name x"):
+        for changed in ({}, {"extra_args": {"sam_group": "x"}}, {"images": ["x"]}):
+            at_client, at_worker = state(**changed), state(**changed)
+            at_client.cache_salt = at_worker.cache_salt = salt
+            pass_salt(at_worker)
+            del at_worker.cache_salt
+            assert (request_salt(at_worker) is not None) == bool(salt)
+            assert request_group(at_worker) == request_group(at_client)
+            groups.add(request_group(at_client))
+    assert len(groups) == 4 * 3, "no salt and an empty one are the same"
 
 
 def test_name_is_the_tasks_in_every_epoch():

@@ -214,3 +214,23 @@ def test_common_drafts_what_only_others_said(sources):
     after = pool.stats()["by_source"]["common"]
     gained = {name: after[name] - before[name] for name in after}
     assert gained == {"drafts": 1, "drafted_tokens": 4, "accepted_tokens": 2}
+    (alone,) = step(pool, [(pool.open([7, 8, 1], None, isolated=True), [])], 4)
+    assert not {2, 3, 4, 5} & {*alone}
+
+
+def test_isolated_texts_are_found_by_their_group_while_it_lives():
+    """Neither other groups draft from them, nor later slots, nor what is saved; common does not know them."""
+    pool = sam_core.Pool(rule="blend")
+    for _ in range(100):
+        slot = pool.open([1], b"apart", isolated=True)
+        for token in (2, 3, 4, 5):
+            ask(pool, slot, k=1)
+            pool.append(slot, token)
+        sibling = pool.open([1], b"apart", isolated=True)
+        assert step(pool, [(sibling, [])], 4) == [[2, 3, 4, 5]], "equal groups share"
+        for each in (slot, sibling):
+            pool.close(each)
+    assert pool.stats()["groups"] == pool.stats()["history_texts"] == 0
+    for group in (b"apart", "by_prompt", None):
+        (other,) = step(pool, [(pool.open([1], group), [])], 4)
+        assert not {2, 3, 4, 5} & {*other}, group

@@ -23,7 +23,8 @@ import sam_core
 SOURCES = [ALL, ALL, ("request", "group"), ("request",), ("group", "history"), ("request", "common")]
 PROMPTS = [(), (0,), (1, 1, 1), (0, 1, 0, 1, 2)]
 NAMES = [*PROMPTS, b"one", b""]
-KEYS = ["by_prompt", "by_prompt", b"one", b"", None]
+# Keys of groups, and whether their slots are isolated.
+KEYS = [*(["by_prompt", False],) * 2, [b"one", False], [b"", False], [None, False], [None, True], [b"apart", True]]
 TOKENS = st.lists(st.sampled_from((0, 1, 2, 2**31 - 1)), max_size=6)
 
 
@@ -92,16 +93,16 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(prompt=st.sampled_from(PROMPTS), key=st.sampled_from(KEYS))
     def start(self, prompt, key):
-        slot = self.both.same("open", prompt, key)
+        slot = self.both.same("open", prompt, *key)
         assert slot not in self.texts and self.both.same("prompt_size", slot) <= len(prompt)
         self.texts[slot], self.drafts[slot] = list(prompt), []
-        self.keys[slot] = prompt if key == "by_prompt" else key
+        self.keys[slot] = prompt if key[0] == "by_prompt" else key[0]
 
     @precondition(lambda self: self.ended)
     @rule(data=st.data(), lost=st.integers(0, 40), tokens=TOKENS)
     def resume(self, data, lost, tokens):
         text = data.draw(st.sampled_from(self.ended))
-        self.start((*text[: max(len(text) - lost, 0)], *tokens), b"one")
+        self.start((*text[: max(len(text) - lost, 0)], *tokens), [b"one", False])
 
     def answer(self, data, slot):
         """Tokens that a slot gains: those of its draft, what another text has somewhere, or any; and any more."""

@@ -150,7 +150,9 @@ class Pool:
     def num_threads(self) -> int: ...
     @num_threads.setter
     def num_threads(self, value: int) -> None: ...
-    def open(self, prompt_ids: Tokens, group: bytes | Literal["by_prompt"] | None = "by_prompt") -> int:
+    def open(
+        self, prompt_ids: Tokens, group: bytes | Literal["by_prompt"] | None = "by_prompt", isolated: bool = False
+    ) -> int:
         """Open a slot for a prompt and return its number. Later calls index the prompt.
 
         In a named group, a prompt that begins with a closed text of the group continues that text: an answer that is
@@ -163,6 +165,9 @@ class Pool:
                 whose prompts may differ; None: a private slot without a group, whose text is in no other slot's index
                 (but see source ``common``). The group's first indexed prompt, and each prompt that does not begin with
                 it, is a source of drafts too.
+            isolated: True: nothing of the text outlives the slot or reaches other groups. It is closed without `keep`,
+                is neither added to what was learned of tokens nor drafted from that (source ``common``), and is no
+                history. All slots of a group must be isolated, or none.
 
         Returns:
             A number from 0 on. A closed slot's number is used again only after 64 others were closed.

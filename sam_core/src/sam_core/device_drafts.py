@@ -39,7 +39,9 @@ MAX_TOKEN = 1 << 20
 """Token ids and numbers of groups are below it: the hashes rely on it."""
 CHECK = 0x7FFFFFFF
 COMMON = 1
-"""The group of all texts; each text also has its own. No group is 0: an empty slot is token 0's."""
+"""The group of all texts; each text also has its own."""
+NO_GROUP = 0
+"""Of texts that are not in the table: nothing is looked up for them. An empty slot is that of token 0 in no group."""
 NO_TOKEN = -1
 """Stands behind the last token of a text."""
 TEXTS = 2

@@ -25,6 +25,7 @@ NUM_FIELDS = 3
 _NUM_FIELDS, _NUM_NGRAMS = tl.constexpr(NUM_FIELDS), tl.constexpr(len(table.NGRAMS))
 _MAX_NGRAM, _MAX_TOKEN, _UNIT = (tl.constexpr(each) for each in (table.MAX_NGRAM, table.MAX_TOKEN, table.UNIT))
 _CHECK, _COMMON, _LOOK_UPS = (tl.constexpr(each) for each in (table.CHECK, table.COMMON, table.LOOK_UPS))
+_NO_GROUP = tl.constexpr(table.NO_GROUP)
 _NUM_BINS, _NUM_MATCHES, _FILLER = (tl.constexpr(each) for each in (table.NUM_BINS, table.NUM_MATCHES, table.FILLER))
 _NUM_CLASSES, _SCALE = tl.constexpr(table.NUM_CLASSES), tl.constexpr(table.SCALE)
 _PRIOR_SAMPLES, _DECAY = tl.constexpr(Calibration.PRIOR_SAMPLES), tl.constexpr(Calibration.DECAY)
@@ -183,7 +184,7 @@ def _draft(
     classes = tl.where(is_chained, probability * _NUM_BINS // (_SCALE + 1), _FILLER).to(tl.int32)
 
     looked_up = tl.arange(0, LOOKED_UP)
-    is_looked_up = looked_up < 2 * _NUM_NGRAMS
+    is_looked_up = (looked_up < 2 * _NUM_NGRAMS) & (group != _NO_GROUP)
     factor_ptr = constants_ptr + looked_up % _NUM_NGRAMS
     number = tl.where(looked_up < _NUM_NGRAMS, group, _COMMON)
     slot_of_group = number * tl.load(factor_ptr)

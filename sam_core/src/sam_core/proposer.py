@@ -75,6 +75,8 @@ class SamProposer:
         group_of: the group of the request with this id, which shares drafts: BY_PROMPT, the requests with the same
             prompt; bytes, those with this name, where a request continues the text of an ended one that its prompt
             begins with; None, no other. Called when the request is first in a step.
+        is_isolated: whether nothing of the request with this id may reach other groups or later requests (see
+            `Pool.open`).
         renew_noise: called once on each rank, by the first `propose`, if `Options.repeats_noise`.
         logger: the engine's, which reports each time the switch turns.
     """
@@ -91,6 +93,7 @@ class SamProposer:
         rank: int = 0,
         exclusion_reason: Callable[[str], str | None] = lambda req_id: None,
         group_of: Callable[[str], bytes | Literal["by_prompt"] | None] = lambda req_id: BY_PROMPT,
+        is_isolated: Callable[[str], bool] = lambda req_id: False,
         renew_noise: Callable[[], None] | None = None,
         logger: logging.Logger = _LOGGER,
     ) -> None:
@@ -100,6 +103,7 @@ class SamProposer:
         self.drafting = drafting
         self.exclusion_reason = exclusion_reason
         self.group_of = group_of
+        self.is_isolated = is_isolated
         self.options = options
         self._renew_noise = renew_noise if options.repeats_noise else None
         self.switch: Switch = BatchSwitch(options.threshold, logger)
@@ -256,7 +260,7 @@ class SamProposer:
 
     def _open(self, req_id: str, prompt: Int32) -> int:
         self._count_gained()  # of the slot's last request too
-        slot = self.pool.open(prompt, self.group_of(req_id))
+        slot = self.pool.open(prompt, self.group_of(req_id), self.is_isolated(req_id))
         self._slots[req_id] = slot
         if slot >= len(self._requests):
             self._requests = np.concatenate([self._requests, np.zeros(slot, self._requests.dtype)])

@@ -162,8 +162,9 @@ class _Group:
 
 
 class _Slot:
-    def __init__(self, text: _Text | None) -> None:
+    def __init__(self, text: _Text | None, isolated: bool) -> None:
         self.text = text  # None: nothing needs it, and the slot never drafts
+        self.isolated = isolated
         self.group: _Group | None = None
         self.request: Index | None = None
         self.last: State | None = None  # end in it of what it has of the text
@@ -200,14 +201,14 @@ class Pool:
         self._appended = 0
         self._drafts, self._drafted, self._accepted = [0] * 5, [0] * 5, [0] * 5  # by source
 
-    def open(self, prompt_ids: Iterable[int], group: bytes | str | None = BY_PROMPT) -> int:
+    def open(self, prompt_ids: Iterable[int], group: bytes | str | None = BY_PROMPT, isolated: bool = False) -> int:
         self.catch_up()
         prompt = list(prompt_ids)
         taken = len(self._slots) + len(self._free)
         number = self._free.pop(0) if len(self._free) > SPARE_SLOTS else taken
         grouped = "group" in self._sources and group is not None
         needed = grouped or "request" in self._sources or "common" in self._sources or self._corpus
-        slot = self._slots[number] = _Slot(_Text(prompt) if needed else None)
+        slot = self._slots[number] = _Slot(_Text(prompt) if needed else None, isolated)
         if not slot.text:
             return number
         if grouped:
@@ -288,7 +289,7 @@ class Pool:
         group = closed.group
         if group is None:
             return
-        group.close(closed.text, keep)
+        group.close(closed.text, keep and not closed.isolated)
         group.open -= 1
         if not group.open:
             if any(text.removed for text in group.texts):
@@ -364,8 +365,10 @@ class Pool:
             match[1] = group.index.match(slot.text.state, slot.text.tokens[slot.text.fed :])
             past = group.past if "history" in self._sources else 0
         last = tuple(reversed([*[-1] * LAST, *slot.text.tokens[-LAST:]][-LAST:]))
-        common = "common" in self._sources
-        context = rules.Context(index, match, past, self._corpus, slot.corpus_at, common, last, self._vocab_size)
+        common = "common" in self._sources and not slot.isolated
+        context = rules.Context(
+            index, match, past, self._corpus, slot.corpus_at, common, slot.isolated, last, self._vocab_size
+        )
         slot.record = record = rules.draft(self.model, self._rule, context, k, self.min_prob, tree)
         for at, made in enumerate(record.drafted):
             self._drafts[made.source] += at == 0

@@ -37,6 +37,7 @@ class Context:
     corpus: Corpus | None
     corpus_at: list[tuple[int, int]] | None  # where the text stands in the corpus
     common: bool  # followers are a source; else only those that a source of the request contains are used
+    isolated: bool  # followers are not used, and nothing is learned that names tokens
     last: tuple[int, ...]  # the text's last M.LAST tokens, the latest first, -1 for none
     vocab_size: int  # a draft ends before a token of at least this; 0: of none
 
@@ -149,6 +150,7 @@ class Record:
 
     floor: int = 0  # the draft ends before a path below it, whose token is only learned from
     last: tuple[int, ...] = ()  # tokens before the draft, as of Context
+    isolated: bool = False
     tokens: list[Drafted] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
@@ -188,7 +190,7 @@ def learn(model: Model, rule: str, record: Record, tokens: list[int], accepted: 
 
     Adds to accepted[source] the tokens of the draft that came true.
     """
-    if rule == "blend" and record.last:
+    if rule == "blend" and record.last and not record.isolated:
         last = record.last
         for token in tokens:
             model.learn_follower(last, token)
@@ -211,11 +213,11 @@ def learn(model: Model, rule: str, record: Record, tokens: list[int], accepted: 
         if node is None:
             break
         for candidate in node.candidates:
-            _learn_candidate(model, candidate, candidate.token == token)
+            _learn_candidate(model, candidate, candidate.token == token, record.isolated)
         node = next((n for n in record.nodes if n.parent is node and n.token == token), None)
 
 
-def _learn_candidate(model: Model, candidate: Candidate, outcome: bool) -> None:
+def _learn_candidate(model: Model, candidate: Candidate, outcome: bool, isolated: bool) -> None:
     """Move the weights of the set down the gradient of the coding cost, then the means towards the outcome."""
     error = (M.ONE - 1 if outcome else 0) - candidate.probability
     weights = model.weights[candidate.set]
@@ -224,7 +226,8 @@ def _learn_candidate(model: Model, candidate: Candidate, outcome: bool) -> None:
         model.cells[cell] = M.updated(model.cells[cell], outcome)
     for order, (entry, stretched) in enumerate(candidate.hashes):
         weights[M.TOKEN_INPUT + order] = _moved(weights[M.TOKEN_INPUT + order], error * stretched)
-        model.tokens[order][entry] = M.updated(model.tokens[order][entry], outcome)
+        if not isolated:
+            model.tokens[order][entry] = M.updated(model.tokens[order][entry], outcome)
     weights[M.CONSTANT] = _moved(weights[M.CONSTANT], error * 128)
 
 
@@ -251,7 +254,7 @@ class _Walk:
                     corpus.append((low, high, length))
                 size = high - low
         self.nodes = [Node(-1, None, PATH_ONE, -1, 0, context.match, corpus, context.last)]
-        self.record = Record(floor, last=context.last)
+        self.record = Record(floor, last=context.last, isolated=context.isolated)
 
     def draft(self, k: int) -> Record:
         while len(self.record.tokens) < k and not self.record.cut:
@@ -384,7 +387,8 @@ class _Walk:
     def _follower(self, node: Node, index: Index | None) -> tuple[int, int, int]:
         """The follower of the most tokens that may be drafted: (order, token, times); token -1: there is none."""
         named = {candidate.token for candidate in node.candidates}
-        if all(length <= SHORT_MATCH for _, length in node.match):  # longer matches know better
+        short = all(length <= SHORT_MATCH for _, length in node.match)  # longer matches know better
+        if short and not self.context.isolated:
             for order in reversed(range(M.ORDERS)):
                 token, times = self.model.follower(order, node.last)
                 if token >= 0 and (self.context.common or token in named or (index and token in index.root.edges)):

@@ -11,28 +11,59 @@ from sam_core import BY_PROMPT
 
 EXTRA_ARG = "sam_group"
 """Key of `SamplingParams.extra_args` under which a request names its group, as a string."""
+SALT_ARG = "sam_salt"
+"""Key of `SamplingParams.extra_args` under which workers find the digest of a request's cache_salt."""
+
+
+def pass_salt(request: Any) -> None:
+    """Let workers know the cache_salt of a Request or EngineCoreRequest, which vLLM does not pass to them.
+
+    Call it before the request is scheduled.
+    """
+    if (salt := request_salt(request)) is not None:
+        params = request.sampling_params
+        params.extra_args = {**(params.extra_args or {}), SALT_ARG: salt}
+
+
+def request_salt(state: Any) -> str | None:
+    """A digest of the request's cache_salt; None: it has none. Requests with another one share nothing with it.
+
+    Args:
+        state: as for `request_group`.
+    """
+    params = state.sampling_params
+    if params is None:
+        return None
+    if salt := getattr(state, "cache_salt", None):
+        return hashlib.blake2b(salt.encode(), digest_size=16).hexdigest()
+    digest: str | None = (params.extra_args or {}).get(SALT_ARG)
+    return digest
 
 
 def request_group(state: Any) -> bytes | Literal["by_prompt"] | None:
     """The group of a request: the one it names, else that of its prompt's tokens and images.
 
+    Requests with another cache_salt are of another group.
+
     None for a prompt of embeddings, whose tokens are unknown.
 
     Requests of one name share drafts whatever their prompts are, and a request whose prompt begins with the text of an
-    ended one continues that text.
+    ended one continues that text, unless it has a cache_salt.
 
     Args:
         state: vLLM's CachedRequestState, NewRequestData or EngineCoreRequest.
     """
     params = state.sampling_params
     name = (params.extra_args or {}).get(EXTRA_ARG) if params else None
+    salt = request_salt(state)
+    salted = b"" if salt is None else f"salt {salt} ".encode()
     if name is not None:
-        return f"name {name}".encode()
+        return salted + f"name {name}".encode()
     if getattr(state, "prompt_embeds", None) is not None:
         return None
-    if not state.mm_features:
+    if not state.mm_features and not salted:
         return BY_PROMPT
     digest = hashlib.blake2b(array("i", state.prompt_token_ids or ()).tobytes(), digest_size=16)
-    for feature in state.mm_features:
+    for feature in state.mm_features or ():
         digest.update(f" {feature.identifier}".encode())
-    return b"images " + digest.digest()
+    return salted + b"images " + digest.digest()

@@ -133,7 +133,7 @@ HOOKS = (
         "add_request",
         "self request",
         ("self._enqueue_waiting_request(request)", "StreamingUpdate.from_request(request)"),
-        "ignore seeds that would bias rejection",
+        "ignore seeds that would bias rejection, tell the worker a request's cache_salt",
     ),
     Hook(
         SCHEDULER,

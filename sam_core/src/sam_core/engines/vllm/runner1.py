@@ -8,7 +8,7 @@ from typing import Any
 from sam_core.engines.vllm.answers import certain_lengths
 from sam_core.engines.vllm.config import proposer_settings
 from sam_core.engines.vllm.exclusion import exclusion_reason
-from sam_core.engines.vllm.groups import request_group
+from sam_core.engines.vllm.groups import request_group, request_salt
 from sam_core.engines.vllm.runner1_async import AsyncDrafts
 from sam_core.engines.vllm.sampling import renew_noise
 from sam_core.proposer import SamProposer
@@ -43,6 +43,7 @@ class RunnerProposer(SamProposer):
             speculative.num_speculative_tokens,
             speculative.sam,
             group_of=lambda req_id: request_group(runner.requests[req_id]),
+            is_isolated=lambda req_id: request_salt(runner.requests[req_id]) is not None,
             renew_noise=lambda: renew_noise(tp_group),
             **settings,
         )

@@ -33,6 +33,7 @@ from sam_core import BY_PROMPT
 from sam_core.device_drafts import (
     COMMON,
     MAX_TOKEN,
+    NO_GROUP,
     PAGE,
     SCALE,
     NgramTable,
@@ -40,7 +41,7 @@ from sam_core.device_drafts import (
     step_probabilities,
     unpack,
 )
-from sam_core.engines.vllm.groups import request_group
+from sam_core.engines.vllm.groups import request_group, request_salt
 from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.sampling import renew_noise
 from sam_core.engines.vllm.texts import Output, Text, Texts
@@ -190,7 +191,8 @@ class Speculator:
         self.unread: deque[Output] = deque()
         self._preempted: dict[str, Text] = {}  # a step in flight may end their answers
         self.groups: dict[str, bytes | Literal["by_prompt"] | None] = {}
-        proposer.group_of = self.groups.__getitem__
+        self._salted: set[str] = set()
+        proposer.group_of, proposer.is_isolated = self.groups.__getitem__, self._salted.__contains__
         self._renew_noise = proposer.options.repeats_noise
         self.pauses = Pauses() if adaptive and proposer.drafting else None
         if not proposer.drafting:
@@ -246,10 +248,13 @@ class Speculator:
                 self.proposer.forget_rows()
         for req_id in finished:
             self.groups.pop(req_id, None)
+            self._salted.discard(req_id)
             self._preempted.pop(req_id, None)
         for request in new:
             self._preempted.pop(request.req_id, None)
             self.groups[request.req_id] = request_group(request)
+            if request_salt(request) is not None:
+                self._salted.add(request.req_id)
             self.proposer.take_back(request.req_id, len(request.prefill_token_ids))
             tokens = request.prefill_token_ids
             self._join(self.texts.add(request.req_id, request.prompt_len, tokens, request.sampling_params))
@@ -317,7 +322,8 @@ class Speculator:
             self._lives[key] = [COMMON + 1 + number % (MAX_TOKEN - COMMON - 1), 0]
         life = self._lives[key]
         life[1] += 1
-        self._keys[row], self._groups[row], self._tabled[row] = key, life[0], 0
+        number = NO_GROUP if text.req_id in self._salted else life[0]
+        self._keys[row], self._groups[row], self._tabled[row] = key, number, 0
 
     def _finish(self, text: Text) -> None:
         self.proposer.complete(text.req_id, text.prompt_length, self.texts.answer(text))
@@ -382,7 +388,7 @@ class Speculator:
 
     def _tabulate(self, rows: slice) -> None:
         """Bring the table on the host up to date."""
-        ends = self.texts.ends[rows]
+        ends = np.where(self._groups[rows] == NO_GROUP, 0, self.texts.ends[rows])
         self.table.append(self._pages[rows], self._groups[rows], self.texts.tokens[rows], self._tabled[rows], ends)
         self._tabled[rows] = ends
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rebound where an engine schedules: seeds of requests, from whatever front end, counters on their way to it,
-the ends of a session's turns, and how many draft tokens are planned.
+"""What is rebound where an engine schedules: seeds and salts of requests, from whatever front end, counters on their
+way to it, the ends of a session's turns, and how many draft tokens are planned.
 
 A worker adds the drafter's report, and whether it pauses, to a step's ModelRunnerOutput, which is pickled with all its
 attributes. From the engine core to the front end SchedulerStats are the only way, of whose fields `kv_connector_stats`
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sam_core.engines.vllm.config import ignore_seed
+from sam_core.engines.vllm.groups import pass_salt
 from sam_core.engines.vllm.plugin.rebinding import is_sam, rebind
 
 KEY = "sam_core"
@@ -39,6 +40,7 @@ def _add_request(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     def add_request(self: Any, request: Any) -> None:
         if is_sam(self.vllm_config) and request.sampling_params is not None:
             ignore_seed(self.vllm_config.speculative_config.sam, request.sampling_params)  # the engine's own copy
+            pass_salt(request)
         add(self, request)
 
     return add_request
