@@ -69,6 +69,11 @@ def test_turns_are_those_of_a_plain_engine(found):
     agrees(found, "turns")
 
 
+def test_answers_that_end_by_their_grammar(found):
+    """With ignore_eos, behind the end that the grammar asks for, while a step is in flight."""
+    agrees(found, "grammars")
+
+
 def test_ids_that_come_again(found):
     """Of requests that were aborted while a step was in flight."""
     agrees(found, "ids")

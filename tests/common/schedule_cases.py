@@ -49,6 +49,7 @@ def cases():
     return {
         "thinking budgets": twice(lambda at: {"thinking_token_budget": at} if at % 5 else {}),
         "log-probabilities": twice(lambda at: asked_for[at % 4]),
+        "grammars": twice(lambda at: {"structured_outputs": f"[a-f]{{{5 + at}}}"} if at % 2 else {}),
         "ids": [Schedule(0, setup, [wave], []) for wave in again],
         "turns": [
             Schedule(0, with_threshold(64 if at // 2 % 2 else 1), [[*others, session]], [])

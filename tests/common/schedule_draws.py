@@ -104,7 +104,7 @@ FAMILIES = {
     "n": lambda rng: {"n": rng.randint(2, 3), "temperature": 1.0} | rng.choice([{}, {"top_k": 1}]),  # never greedy
     "structured_outputs": lambda rng: {
         "structured_outputs": rng.choice(["[a-f]{40}", "(ba|de|f){5,30}"]),
-        "ignore_eos": False,  # all that a grammar has after its end
+        "ignore_eos": rng.random() < 0.3,  # then a grammar ends its answer
     },
     "allowed_token_ids": lambda rng: {"allowed_token_ids": tokens(rng, 20, 45)},
     "bad_words": lambda rng: {"bad_words": rng.sample(WORDS[:50], rng.randint(1, 6))},

@@ -50,6 +50,12 @@ def looks_for_repetition(params: Any) -> bool:
     return getattr(params, "repetition_detection", None) is not None
 
 
+def has_grammar(params: Any) -> bool:
+    """Whether answers with these SamplingParams follow a grammar, which may end them."""
+    outputs = getattr(params, "structured_outputs", None)
+    return outputs is not None and not outputs.all_constraints_none()
+
+
 def _ends(answer: Sequence[int] | npt.NDArray[np.integer], tokens: list[int], params: Any, stops: Set[int]) -> bool:
     """Whether an answer ends with its last token for another reason than its length."""
     if len(answer) + len(tokens) < params.min_tokens:

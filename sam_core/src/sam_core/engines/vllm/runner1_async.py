@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from sam_core._sam import to_lists
-from sam_core.engines.vllm.answers import looks_for_repetition, stop_tokens, tokens_of_answer
+from sam_core.engines.vllm.answers import has_grammar, looks_for_repetition, stop_tokens, tokens_of_answer
 from sam_core.proposer import FEED_INTERVAL
 
 MANY_REQUESTS = 64
@@ -41,6 +41,7 @@ class _Sampled:
     req_ids: those of the requests; rows, starts: int [N], the row of each in `tokens`, and where in its text the first
     token belongs.
     tokens: int [N or more, 1 or k + 1] on the host, valid after `ready`; -1 behind a request's last token.
+    ended: requests whose answers have none of these tokens.
     """
 
     req_ids: list[str]
@@ -48,6 +49,7 @@ class _Sampled:
     starts: npt.NDArray[np.integer]
     tokens: Any
     ready: Any
+    ended: list[str]
 
     @property
     def had_drafts(self) -> bool:
@@ -72,18 +74,19 @@ class AsyncDrafts:
         self._unread: deque[_Sampled] = deque()
         self._num_tokens = self._running = self._skipped = 0
         self._verified: dict[str, list[int]] = {}
-        self._had_placeholders = False
+        self._had_placeholders = self._has_grammars = False
         self._plan_drafts = True
         # the last arguments and result of _ends
         self._params: list[Any] = []
         self._max_tokens, self._stops = np.zeros(0, np.int64), list[int]()
 
-    def launched(self, output: Any, discarded: Collection[int]) -> None:
+    def launched(self, output: Any, discarded: Collection[int], grammar_output: Any) -> None:
         """A step was launched.
 
         Args:
             output: its AsyncGPUModelRunnerOutput.
             discarded: rows without a token, of partial prefills.
+            grammar_output: its GrammarOutput, or None.
         """
         batch = self.runner.input_batch
         req_ids, starts = batch.req_ids.copy(), batch.num_tokens_no_spec[: batch.num_reqs] - 1
@@ -92,14 +95,30 @@ class AsyncDrafts:
             rows = np.delete(rows, list(discarded))
             req_ids, starts = [req_ids[row] for row in rows.tolist()], starts[rows]
         self._unread.append(
-            _Sampled(req_ids, rows, starts, output.sampled_token_ids_cpu, output.async_copy_ready_event)
+            _Sampled(
+                req_ids,
+                rows,
+                starts,
+                output.sampled_token_ids_cpu,
+                output.async_copy_ready_event,
+                self._ended_by_grammar(req_ids, grammar_output),
+            )
         )
+
+    def _ended_by_grammar(self, req_ids: list[str], grammar_output: Any) -> list[str]:
+        """The requests that had ended before the step sampled: their grammar was not applied."""
+        if not self._has_grammars:
+            return []
+        applied = grammar_output.structured_output_request_ids if grammar_output else ()
+        states = self.runner.requests
+        return [each for each in req_ids if each not in applied and has_grammar(states[each].sampling_params)]
 
     def begin(self, scheduler_output: Any) -> Any:
         """The SchedulerOutput of the next step with its drafts; the argument stays as it is."""
         batch, drafter = self.runner.input_batch, self.runner.drafter
         planned = scheduler_output.scheduled_spec_decode_tokens
         self._running = len(scheduler_output.num_scheduled_tokens)
+        self._has_grammars = scheduler_output.has_structured_output_requests
         beginning = {request.req_id for request in scheduler_output.scheduled_new_reqs}
         leaving = batch.req_id_to_index.keys() - scheduler_output.num_scheduled_tokens.keys()
         leaving |= batch.req_id_to_index.keys() & beginning
@@ -259,7 +278,8 @@ class AsyncDrafts:
         tokens = step.tokens.tolist() if left else []
         for i in left:
             if states[i]:  # else it ended in an earlier step
-                sampled = [token for token in tokens[step.rows[i]] if token >= 0]
+                is_kept = step.req_ids[i] not in step.ended
+                sampled = [token for token in tokens[step.rows[i]] if token >= 0 and is_kept]
                 self._read_end(states[i], int(index[i]), int(step.starts[i]), sampled)
         if index.min(initial=0) >= 0:
             return set(step.req_ids)
@@ -280,6 +300,8 @@ class AsyncDrafts:
         if len(present) < len(states):
             states = [states[i] for i in present.tolist()]
         rows, starts, tokens = index[present], step.starts[present], step.tokens.numpy()[step.rows[present]]
+        if step.ended:
+            tokens[[step.req_ids[i] in step.ended for i in present.tolist()]] = -1
         max_tokens, stops = self._ends([state.sampling_params for state in states])
         prompts, counts = batch.num_prompt_tokens[rows], np.count_nonzero(tokens >= 0, axis=1)
         with_last = np.column_stack([batch.token_ids_cpu[rows, starts - 1], tokens])
