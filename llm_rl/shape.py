@@ -69,11 +69,12 @@ def read_config(model: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        read: dict[str, Any] = json.loads(file.read_text())
-        read["model_type"]
-        return read
-    except (OSError, ValueError, KeyError, TypeError) as e:
+        read = json.loads(file.read_text())
+    except (OSError, ValueError) as e:
         raise _unusable(file, e) from None
+    if not isinstance(read, dict):
+        raise _unusable(file, TypeError("it is no mapping"))
+    return read
 
 
 def read_shape(model: Path) -> Shape | None:
@@ -84,9 +85,8 @@ def read_shape(model: Path) -> Shape | None:
     read = read_config(model)
     if read is None:
         return SHAPES.get(model.name)
-    kind = read["model_type"]
-    mixed = read.get("decoder_sparse_step", 1) != 1 or read.get("mlp_only_layers")  # dense layers among the others
-    if kind not in (*DENSE, *EXPERTS) or mixed:
+    kind = read.get("model_type")
+    if kind not in (*DENSE, *EXPERTS) or _mixed(read):
         return None
     experts, mlp = EXPERTS.get(kind, (None, "intermediate_size"))
     try:
@@ -94,7 +94,7 @@ def read_shape(model: Path) -> Shape | None:
             read["num_hidden_layers"],
             read["hidden_size"],
             read["num_attention_heads"],
-            read["num_key_value_heads"],
+            read.get("num_key_value_heads") or read["num_attention_heads"],
             read.get("head_dim") or read["hidden_size"] // read["num_attention_heads"],
             read[mlp],
             read["vocab_size"],
@@ -109,7 +109,9 @@ def read_shape(model: Path) -> Shape | None:
 def why_unknown(model: Path) -> str:
     """Why `read_shape` has no shape of a model."""
     read = read_config(model)
-    return f"unknown architecture {read['model_type']}" if read else f"there is no {model / 'config.json'}"
+    if read is None:
+        return f"there is no {model / 'config.json'}"
+    return f"unknown architecture {read.get('model_type')}" + ", dense layers among those with experts" * _mixed(read)
 
 
 def embedding(model: Path) -> int:
@@ -119,7 +121,12 @@ def embedding(model: Path) -> int:
         shape = SHAPES.get(model.name)
         return shape.vocabulary * shape.hidden if shape else 0
     text = read.get("text_config") or read  # of a multi-modal model
-    return text.get("vocab_size", 0) * text.get("hidden_size", 0)
+    return (text.get("vocab_size") or 0) * (text.get("hidden_size") or 0)
+
+
+def _mixed(read: dict[str, Any]) -> bool:
+    """Whether some layers of a model with experts are dense."""
+    return read.get("decoder_sparse_step", 1) != 1 or bool(read.get("mlp_only_layers"))
 
 
 def _unusable(file: Path, error: Exception) -> UserError:

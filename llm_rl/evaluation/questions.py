@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,10 @@ def read(path: Path, limit: int | None = None) -> list[Question]:
             source, messages, truth = fields["data_source"], fields["prompt"], fields["reward_model"]["ground_truth"]
             if not isinstance(truth, str):
                 raise TypeError
+            if source.startswith("aime") and re.fullmatch("0[0-9]+", truth):
+                raise ValueError(
+                    f"the answer {truth!r} has leading zeros, so none would be right: prepare the file again"
+                )
             scores.score(source, "", truth)  # fails now rather than after the answers
             named = repr(([(m["role"], m["content"]) for m in messages], truth))
         except (KeyError, TypeError, ValueError) as error:

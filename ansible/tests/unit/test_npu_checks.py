@@ -32,7 +32,17 @@ def test_healthy_host():
 
 
 def test_versions_of_the_driver_are_ordered():
-    versions = ["24.1.rc1", "24.1.rc1.b030", "24.1.rc3", "24.1.rc3.7", "25.0.rc1", "25.0.RC1.1", "25.0.rc2", "25.0.0"]
+    versions = [
+        "24.1.rc1",
+        "24.1.rc1.b030",
+        "24.1.rc3",
+        "24.1.rc3.7",
+        "24.1.rc3.SPC8",
+        "25.0.rc1",
+        "25.0.RC1.1",
+        "25.0.rc2",
+        "25.0.0",
+    ]
     keys = [npu.driver_order(version) for version in [*versions, "25.0.1", "25.2", "25.10.rc1"]]
     assert all(one < other for one, other in itertools.pairwise(keys))
     assert npu.driver_order("25.0") == npu.driver_order("25.0.0")

@@ -42,9 +42,9 @@ def _number(fields, label, command):
 def driver_order(version):
     """A key that sorts versions of the driver: 25.0.rc1 < 25.0.RC1.1 < 25.0 = 25.0.0 < 25.0.1; raises Unreadable.
 
-    What follows an rc is a patch of it (24.1.rc3.7) or a build (24.1.rc1.b030).
+    What follows an rc is a patch of it (24.1.rc3.7) or a build (24.1.rc1.b030, .SPC001).
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)*)(?:\.?rc(\d+))?((?:\.b?\d+)*)", version.lower(), re.ASCII)
+    found = re.fullmatch(r"(\d+(?:\.\d+)*)(?:\.?rc(\d+))?((?:\.[a-z]*\d+)*)", version.lower(), re.ASCII)
     if not found:
         raise Unreadable(f"{version!r} is no version of the driver")
     release = [int(number) for number in found[1].split(".")]
