@@ -7,18 +7,18 @@ from types import TracebackType
 
 
 def _one_sentence(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """For sys.excepthook: a package that the environment lacks is an error of the user's."""
+    """A sys.excepthook that reports a missing package in one sentence."""
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("llm_rl"):
         print(
             f"error: {sys.executable} cannot import {error.name}: use the environment of a pin set, which ci/setup-env "
-            f"{os.environ.get('PIN', 'vllm-0.23')} creates, or install what is missing",
+            f"{os.environ.get('PIN', 'vllm-0.23')} creates, or install the package",
             file=sys.stderr,
         )
     else:
         sys.__excepthook__(kind, error, trace)
 
 
-if sys.argv[:1] == ["-m"]:  # while Python looks for the module of `python -m llm_rl...`, before it is imported
+if sys.argv[:1] == ["-m"]:  # `python -m llm_rl...` before it imports its module
     if sys.version_info < (3, 11):
-        sys.exit(f"error: llm_rl needs Python 3.11 or newer, and {sys.executable} is {sys.version.split()[0]}")
+        sys.exit(f"error: llm_rl needs Python 3.11 or newer, but {sys.executable} is {sys.version.split()[0]}")
     sys.excepthook = _one_sentence

@@ -28,7 +28,7 @@ def load(path: Path, overrides: list[str]) -> Recipe:
         alone = OmegaConf.create({})
         try:
             for target in (alone, config):
-                target.merge_with_dotlist([override])  # reads numbers as files are read: 1e-6 is one
+                target.merge_with_dotlist([override])  # parses numbers as in files: 1e-6 is one
         except (OmegaConfBaseException, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError) as e:
             problem = getattr(e, "problem", None) or str(e).splitlines()[0]  # YAML's, else the first line
             raise UserError(f"override {override!r} cannot be used: {problem}") from None

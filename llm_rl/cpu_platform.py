@@ -117,4 +117,4 @@ def _accept_gloo_twice() -> None:
 
 
 _accept_gloo_twice()
-torch.Tensor.pin_memory = lambda tensor, device=None: tensor  # FSDP pins a reference model, which takes a driver
+torch.Tensor.pin_memory = lambda tensor, device=None: tensor  # FSDP pins a reference model, which needs a driver

@@ -33,7 +33,7 @@ AIV_WAIT, HCCL_WAIT = 1091, 1836
 RAY_WAIT = 120
 """Seconds to wait for the hosts of a Ray cluster that is coming up."""
 RAY_START = dict.fromkeys(("RAY_raylet_start_wait_time_s", "RAY_gcs_server_port_wait_time_s"), str(RAY_WAIT))
-"""Seconds that a Ray which the run starts may take, by Ray's variables; Ray's own 30 are too few on a busy host."""
+"""Seconds that a run's own Ray may take to start, by Ray's variables; its default of 30 is too short on a busy host."""
 
 _PROBE = """
 import json, sys, ray

@@ -23,9 +23,9 @@ from llm_rl.steps import round_seconds, step_seconds
 
 SPEC = "rollout/spec/"
 ADVICE = "sync_refill_failed_groups"
-"""What verl advises where all answers of a step have failed; why they did stands before it."""
+"""Part of verl's advice after all answers of a step have failed; the log names the cause before it."""
 LATE = re.compile(r"The current node timed out during startup|Timed out waiting for file \S*gcs_server_port")
-"""Ray's errors where it did not start in its time."""
+"""Ray's errors when it did not start in time."""
 
 
 def follow(
@@ -41,7 +41,7 @@ def follow(
     `loads` gets the load of the machine in each step (load.Load.take), by the step's number; `publish` gets all
     steps of the log when it has grown, else none.
 
-    What is only shown, stops nothing: its errors are warnings.
+    Errors of the display are warnings; they stop nothing.
 
     Returns None, or one sentence if a step took more than `timeout` seconds; the caller then ends the process.
     """
@@ -74,7 +74,7 @@ def follow(
 
 
 def _attempts() -> Callable[..., Any]:
-    """A function that calls another one and warns of its errors, of each once: what is only shown stops no run."""
+    """A function that calls another one and prints each error once, as a warning: the display must not stop a run."""
     said = set()
 
     def attempt(what: Callable[..., Any], *arguments: Any) -> Any:
@@ -170,7 +170,7 @@ def cause(log: Path, begin: int = 0) -> str:
 
 
 def started_late(log: Path, begin: int) -> bool:
-    """Whether the log says that Ray did not start in its time."""
+    """Whether the log says that Ray did not start in time."""
     return bool(LATE.search(_read(log, begin)))
 
 

@@ -37,9 +37,9 @@ from llm_rl.resume import read_steps
 from llm_rl.shape import read_shape
 
 MAY_CHANGE = ("steps", "env", "local_ray", "cluster", "checkpoints", "trainer")
-"""Keys whose values may be others when a run goes on; with FSDP not the number of dies (resume.point)."""
+"""Keys that may change when a run resumes; with FSDP the number of dies may not (resume.point)."""
 STARTS = 3
-"""Times that a run is started if Ray is late: Ray gives its agents 15 s, and a second start finds them cached."""
+"""Times that a run is started if Ray is late: Ray gives its agents 15 s, and finds them cached at a later start."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def run(recipe: Recipe, run_dir: Path) -> None:
 
 
 def resume_point(recipe: Recipe, run_dir: Path) -> int:
-    """The step after which a run resumes; names newer checkpoints from which it does not. Raises UserError."""
+    """The step after which a run resumes; warns of newer checkpoints that it cannot use. Raises UserError."""
     ranks = None if recipe.train.backend == "megatron" else recipe.cluster.dies
     done = resume.point(run_dir, recipe.checkpoints.every, ranks)
     for sentence in resume.incomplete(run_dir, done):
@@ -206,7 +206,7 @@ def resume_point(recipe: Recipe, run_dir: Path) -> int:
 
 
 def check_sources(planned: Plan) -> None:
-    """UserError if the data has a source that the reward does not know, unless the recipe brings its own function."""
+    """Raises UserError if the reward does not know a source in the data, unless the recipe has its own function."""
     recipe = planned.recipe
     if any(name.endswith("custom_reward_function.path") for name, _ in leaves(recipe.verl)):
         return
@@ -214,19 +214,19 @@ def check_sources(planned: Plan) -> None:
         names = sorted(source for source in files.sources(Path(file)) if not rewards.of_math_dapo(source))
         if names and (unknown := _unknown_sources(names, planned)):
             raise UserError(
-                f"{file} has rows of data_source {', '.join(map(repr, unknown))}, for which the reward has no rule: "
-                "prepare it by `python -m llm_rl.data`, or name a source that verl's default_compute_score knows"
+                f"{file} has rows of data_source {', '.join(map(repr, unknown))}, for which there is no reward: "
+                "prepare it with `python -m llm_rl.data`, or name a source that verl's default_compute_score knows"
             )
 
 
 def _unknown_sources(names: list[str], planned: Plan) -> list[str]:
-    """Those of some sources that verl has no reward for; asked in a process, as verl imports torch."""
+    """The sources for which verl has no reward; asked in a process of its own, as verl imports torch."""
     command = [sys.executable, "-m", "llm_rl.rewards", *names]
     env = os.environ | planned.variables
     done = subprocess.run(command, cwd=planned.folder, env=env, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        print(f"  warning: whether verl has a reward for {', '.join(names)} is not known: {reason}", flush=True)
+        print(f"  warning: cannot find out whether verl has a reward for {', '.join(names)}: {reason}", flush=True)
         return []
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -244,12 +244,12 @@ def train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> str | 
         problem, late = _train(planned, record, lock, done)
         if not late:
             return problem
-        print("  warning: Ray did not start in its time: the run is started again", flush=True)
+        print("  warning: Ray did not start in time: the run is started again", flush=True)
     return _train(planned, record, lock, done)[0]
 
 
 def _train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> tuple[str | None, bool]:
-    """Run verl once; the reason of its failure, or None, and whether it failed because Ray started late."""
+    """Run verl once. Returns the reason of its failure, or None, and whether it failed because Ray started late."""
     recipe, log = planned.recipe, planned.run_dir / "verl.log"
     with log.open("a") as out:
         out.write(f"pin set {recipe.pin_set}\n")

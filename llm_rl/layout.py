@@ -24,7 +24,7 @@ RESERVE, ACTIVATIONS = 8.0, 4.0
 assumptions, the two ends of 4 to 8."""
 
 OTHER_MODELS = ("reward.reward_model.enable", "reward_model.enable", "distillation.enabled")
-"""Keys of verl, of any release, by which it runs a further model."""
+"""Keys with which a release of verl runs a further model."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Rollout:
 class Training:
     """Memory of a die while it trains, in GiB.
 
-    reference: weights of the initial model that stay on a die, where a KL divergence needs it; host: memory of a host
-    for the optimizer state, if it is not on the dies; reference_host: for the reference, 0 if it stays there.
+    reference: weights of the reference model, if they stay on a die; reference_host: memory of a host for them, if they
+    do not; host: memory of a host for the optimizer state, if it is not on the dies.
     """
 
     data_parallel: int
@@ -195,8 +195,8 @@ def _pinned(recipe: Recipe, model: Shape) -> float:
 def training(recipe: Recipe, model: Shape) -> Training:
     """FSDP: all states in float32 over all dies. Megatron: bf16 weights and fp32 gradients over tensor x pipeline
     (experts: expert x expert tensor x pipeline), the distributed optimizer's 12 bytes a parameter over the data
-    parallel dies as well. A reference has the weights once more; FSDP always keeps it in host memory between passes,
-    Megatron where train.param_offload is set."""
+    parallel dies as well. A reference model has the same weights; between passes FSDP always keeps them in host
+    memory, Megatron if train.param_offload is set."""
     nodes, dies = recipe.cluster.nodes, recipe.cluster.dies
     if recipe.train.backend == "megatron":
         tp, pp, cp = (getattr(recipe.train, f"{kind}_parallel") for kind in ("tensor", "pipeline", "context"))

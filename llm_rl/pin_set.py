@@ -71,8 +71,8 @@ class PinSet:
             self._check_verl_key(name, others)
             if name.endswith(".checkpoint.async_save") and value:
                 raise UserError(
-                    f"verl.{name}: {self.verl} never finishes a checkpoint that it writes in the background, so none "
-                    "can be resumed: leave it out"
+                    f"verl.{name}: {self.verl} never finishes a checkpoint that it writes in the background, so no "
+                    "run can resume from it: leave the key out"
                 )
 
     def _check_verl_key(self, name: str, others: list[PinSet]) -> None:

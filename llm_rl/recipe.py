@@ -64,7 +64,7 @@ class Overlong(Section):
 
 
 class Algorithm(Section):
-    adv_estimator: str = Field(description="estimator of advantages, one without a critic (not gae)")
+    adv_estimator: str = Field(description="advantage estimator that needs no critic (not gae)")
     clip_ratio_low: Number = Field(ge=0, description="lower clip range of the ratio")
     clip_ratio_high: Number = Field(ge=0, description="upper clip range of the ratio (clip-higher)")
     clip_ratio_c: Number = Field(ge=1, description="bound of dual clipping")
@@ -253,7 +253,7 @@ class Recipe(Section):
 
     @property
     def verl_keys(self) -> dict[str, Any]:
-        """Values under `verl:` by dotted name, without the + of keys that are added."""
+        """Values under `verl:` by dotted name, without the leading + of added keys."""
         return {name.lstrip("+"): value for name, value in leaves(self.verl)}
 
     @property
@@ -300,8 +300,8 @@ class Recipe(Section):
             raise ValueError("set one of train.micro_batch_size and train.max_tokens_per_die, and the other to null")
         if self.algorithm.adv_estimator == "gae" or self.verl_keys.get("critic.enable"):
             raise ValueError(
-                "algorithm.adv_estimator gae and verl.critic.enable train a critic, which recipes neither set up nor "
-                "count: choose an estimator without one, as grpo"
+                "algorithm.adv_estimator gae and verl.critic.enable train a critic, which recipes do not support: "
+                "choose an estimator without a critic, such as grpo"
             )
         if "file" not in self.trainer.logger:
             raise ValueError("trainer.logger lacks file, whose log the launcher follows: add it")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resume a broken run: from its newest complete checkpoint whose step is in the log, with logs cut at that step.
 
-A checkpoint is complete when it has the files of all ranks, and what verl writes last.
+A checkpoint is complete when it has the files of all ranks, and the file that verl writes last.
 
 A run may be killed at any time: while verl writes its tracker file, a checkpoint or a line of a log, or between a
 checkpoint and the line of its step. Everything after the step to resume from is removed and done again, so each log has
@@ -34,8 +34,8 @@ SHARD = re.compile(r"(model|optim|extra_state)_world_size_(\d+)_rank_\d+\.pt")
 class Checkpoint:
     """A folder global_step_N.
 
-    missing: a file that it lacks, None if it is complete; finished: whether it has what verl writes last; ranks: those
-    that wrote it with FSDP, None with Megatron.
+    missing: a file that it lacks, None if it is complete; finished: whether it has the file that verl writes last;
+    ranks: how many wrote it with FSDP, None with Megatron.
     """
 
     step: int
@@ -45,15 +45,15 @@ class Checkpoint:
 
 
 def read_steps(path: Path) -> list[dict]:
-    """The training steps in verl's step log, each with all numbers that the complete lines of its step have.
+    """The training steps in verl's step log, each with all numbers in the complete lines of its step.
 
-    A trainer may log in parts, and before its first step. Raises UserError if a line is none of verl's.
+    A trainer may log in parts, and before its first step. Raises UserError if a line is not verl's.
     """
     steps: dict[int, dict] = {}
     ended = set()
     for number, (_, row) in enumerate(_complete_lines(path), 1):
         if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not isinstance(row.get("data"), dict):
-            raise UserError(f"{path}, line {number}, is no line of verl's log: repair it, or take another --run-dir")
+            raise UserError(f"{path}, line {number}, is not a line of verl's log: repair it, or take another --run-dir")
         steps.setdefault(row["step"], {"step": row["step"], "data": {}})["data"].update(numbers(row["data"]))
         if TIMES in row["data"]:
             ended.add(row["step"])
@@ -79,10 +79,10 @@ def _shards(folder: Path) -> list[re.Match]:
 
 
 def _read(step: int, folder: Path, kinds: dict[str, set[str]]) -> Checkpoint:
-    """A checkpoint of a run whose checkpoints have these kinds of FSDP's files, by actor and critic.
+    """Read a checkpoint; kinds: the kinds of FSDP's files in the run's checkpoints, for actor and critic.
 
-    verl writes data.pt after all files of actor and critic. With Megatron in the background, others end later: in verl
-    0.9.1 ckpt_contents.json, in verl 0.6.1 metadata.json. It removes an old checkpoint except for data.pt.
+    verl writes data.pt after all files of actor and critic. If Megatron saves in the background, another comes last:
+    ckpt_contents.json in verl 0.9.1, metadata.json in verl 0.6.1. verl removes an old checkpoint except for data.pt.
     """
     last, files, ranks = [folder / "data.pt"], [], None
     for role in ["actor", *(path.name for path in folder.glob("critic"))]:
@@ -127,7 +127,7 @@ def complete(folder: Path) -> list[int]:
 
 
 def incomplete(run_dir: Path, after: int) -> list[str]:
-    """A sentence for each checkpoint after a step from which no run resumes."""
+    """A sentence for each incomplete checkpoint of a step after `after`."""
     found = (checkpoint for checkpoint in checkpoints(run_dir / "checkpoints") if checkpoint.step > after)
     return [f"the checkpoint of step {c.step} is not complete: it lacks {c.missing}" for c in found if c.missing]
 
@@ -153,13 +153,13 @@ def point(run_dir: Path, every: int, ranks: int | None = None) -> int:
         )
     if usable and usable[-1].step > logged + every:
         raise UserError(
-            f"{run_dir} has a checkpoint of step {usable[-1].step}, and its steps.jsonl ends at step {logged}: put the "
+            f"{run_dir} has a checkpoint of step {usable[-1].step}, but its steps.jsonl ends at step {logged}: put the "
             "log back, or take another --run-dir"
         )
     usable = [checkpoint for checkpoint in usable if checkpoint.step <= logged]
     if finished and not usable and (lost := finished[-1]).missing:
         raise UserError(
-            f"{run_dir} has no complete checkpoint: that of step {lost.step} has lost {lost.missing}: put it back (all "
+            f"{run_dir} has no complete checkpoint, as that of step {lost.step} lacks {lost.missing}: put it back (all "
             "hosts must share the run's folder), or take another --run-dir"
         )
     if not usable:
@@ -167,8 +167,8 @@ def point(run_dir: Path, every: int, ranks: int | None = None) -> int:
     newest = usable[-1]
     if ranks and newest.ranks not in (None, ranks):
         raise UserError(
-            f"{run_dir} has a checkpoint of FSDP with world size {newest.ranks}, which no other can load, and the "
-            f"recipe's is {ranks}: set cluster.nodes and cluster.dies_per_node as they were, or take another --run-dir"
+            f"{run_dir} has an FSDP checkpoint of world size {newest.ranks}, which the recipe's world size {ranks} "
+            "cannot load: set cluster.nodes and cluster.dies_per_node as they were, or take another --run-dir"
         )
     return newest.step
 

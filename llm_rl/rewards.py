@@ -62,7 +62,7 @@ def _parser() -> ModuleType:
 
 
 def unknown(sources: list[str]) -> list[str]:
-    """Those of some sources that verl has no reward for."""
+    """The sources for which verl has no reward."""
     from verl.utils.reward_score import default_compute_score
 
     without = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of a Qwen3 or like model, and what follows from them alone: its parameters and bytes of its KV cache."""
+"""The sizes of a model like Qwen3, and what follows from them alone: its parameters and bytes of its KV cache."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SHAPES = {
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 EXPERTS = {"mixtral": ("num_local_experts", "intermediate_size"), "qwen3_moe": ("num_experts", "moe_intermediate_size")}
-"""Values of model_type whose layers Shape counts (biases are not); of those with experts, the keys of these."""
+"""Values of model_type whose layers Shape counts, without biases; with experts, the keys of their number and size."""
 
 
 def read_config(model: Path) -> dict[str, Any] | None:
@@ -78,7 +78,7 @@ def read_config(model: Path) -> dict[str, Any] | None:
 
 
 def read_shape(model: Path) -> Shape | None:
-    """The sizes in config.json of the folder `model`, else those of SHAPES by its name; None if `why_unknown`.
+    """The sizes in config.json of the folder `model`, else those of SHAPES by its name; else None (see why_unknown).
 
     Raises UserError if the file cannot be used.
     """
@@ -115,7 +115,7 @@ def why_unknown(model: Path) -> str:
 
 
 def embedding(model: Path) -> int:
-    """Values of the embedding, of any architecture that says its sizes; 0 if they are not known."""
+    """The number of an embedding's values, whatever the architecture; 0 if its sizes are not known."""
     read = read_config(model)
     if read is None:
         shape = SHAPES.get(model.name)

@@ -16,7 +16,7 @@ TIMES = "timing_s/step"
 def numbers(data: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a line of the log that are finite numbers.
 
-    A trainer may log others: verl 0.9.1 writes null for NaN and infinity, verl 0.6.1 NaN and Infinity.
+    A trainer may log other values: verl 0.9.1 writes null for NaN and infinity, verl 0.6.1 NaN and Infinity.
     """
     return {
         name: value

@@ -32,7 +32,7 @@ def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, 
     for group in MAPPINGS:
         for name, _ in leaves(getattr(recipe, group)):
             if not re.fullmatch(r"\+?[\w@/:-]+(\.[\w@/:-]+)*", name):
-                raise UserError(f"{group}.{name} is no name of a key: write letters, digits, _ and - between dots")
+                raise UserError(f"{group}.{name} is not a valid key: write letters, digits, _ and - between dots")
     settings = pin_set.settings(recipe) | _common(recipe, pin_set)
     settings |= {
         "trainer.experiment_name": recipe.title,
@@ -61,7 +61,7 @@ def _common(recipe: Recipe, pin_set: PinSet) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "actor_rollout_ref.rollout.max_model_len": recipe.sequence_length,
         "actor_rollout_ref.actor.use_dynamic_bsz": train.max_tokens_per_die is not None,
-        # verl 0.6.1 asks for it with Megatron, though tokens fill its passes.
+        # verl 0.6.1 asks for it with Megatron, even with use_dynamic_bsz.
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": train.micro_batch_size or 1,
         "trainer.save_freq": recipe.checkpoints.every or -1,
         "trainer.resume_mode": "auto" if recipe.checkpoints.every else "disable",
@@ -128,7 +128,7 @@ def compose(entry: EntryPoint, release: str, overrides: list[str]) -> DictConfig
 
 
 def _rejection(error: Exception) -> str:
-    """The clause on an error of Hydra, whose hints are about its own command line."""
+    """The end of a sentence about an error of Hydra, without its hints, which are about its own command line."""
     if unknown := re.match(r"Could not override '(\S+)'", str(error)):
         group, dot, last = unknown[1].rpartition(".")
         return f"has no key {unknown[1]}: correct it, or write verl.{group}{dot}+{last} to add it"

@@ -15,7 +15,7 @@ LIMITED = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_D
 
 
 class Build(build_ext):
-    """Says what to do where nothing can be compiled; the compiler's own words are above that."""
+    """Says what to do if the compilation fails; the compiler's own output stands above."""
 
     def build_extension(self, ext):
         try:
@@ -23,8 +23,8 @@ class Build(build_ext):
         except (CompileError, ExecError, LinkError, PlatformError) as error:
             sys.exit(
                 f"error: sam_core cannot be compiled here ({error}): install gcc, libc6-dev and Python's headers "
-                "(python3-dev), or install a wheel: ci/build-wheels in the repository makes it in dist/, without a "
-                "compiler"
+                "(python3-dev), or install a wheel from dist/, where ci/build-wheels in the repository builds it "
+                "without a compiler"
             )
 
 

@@ -81,9 +81,9 @@ positive.__name__, non_negative.__name__ = "positive number", "non-negative numb
 
 
 def check_outputs(args: argparse.Namespace, *names: str) -> None:
-    """Check the files that the arguments `names` are to be written to once all is measured, as check_output does.
+    """Check, as check_output does, the output files that the arguments `names` give, before the work begins.
 
-    Every other path of `args` is an input.
+    Every other path in `args` counts as an input.
     """
     for name in names:
         if path := getattr(args, name):

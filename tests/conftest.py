@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def no_locks(tmp_path_factory):
-    """Environment variables by which a process finds a file system without locks in a folder."""
+    """Environment variables that make a folder look like a file system without locks to a process."""
     library = tmp_path_factory.mktemp("no_locks") / "no_locks.so"
     source = Path(__file__).parent / "common" / "no_locks.c"
     subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True)
@@ -38,7 +38,7 @@ def no_locks(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def own_mounts():
-    """Words before a command that lets it mount file systems which it alone sees."""
+    """Words before a command that let it mount file systems which it alone sees."""
     words = ["unshare", "-rm"]
     if subprocess.run([*words, "true"], capture_output=True).returncode:
         pytest.skip("this host lets no user mount")

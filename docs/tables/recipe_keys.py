@@ -34,7 +34,7 @@ CHINESE = {
     "data.truncation": "更长的 prompt 如何处理",
     "data.filter_overlong_prompts": "事先去掉更长的 prompt",
     "data.shuffle": "次序由种子决定",
-    "algorithm.adv_estimator": "优势估计，只用不需要 critic 的（不能用 gae）",
+    "algorithm.adv_estimator": "优势估计方法，仅限不需要 critic 的（不能用 gae）",
     "algorithm.clip_ratio_low": "比率的裁剪下界",
     "algorithm.clip_ratio_high": "裁剪上界：clip-higher",
     "algorithm.clip_ratio_c": "dual clip",

@@ -43,13 +43,13 @@ def verl_row(source: str, question: str, truth: str, index: str, style: str = ST
 
 
 def of_verl(row: Row, source: str, accepted: str) -> Row:
-    """A row that is in verl's schema already, as in the files of DAPO: one message with problem and instructions.
+    """Convert a row that has verl's schema already, as in DAPO's files: one message with problem and instructions.
 
-    accepted: pattern of the sources that the row may name. Raises RowError.
+    accepted: pattern of data_source in such rows. Raises RowError.
     """
     given = text(row, "data_source")
     if not re.fullmatch(accepted, given):
-        raise RowError(f"has data_source {given!r}, so it is of another data set than {source}")
+        raise RowError(f"has data_source {given!r}, so it belongs to another data set than {source}")
     prompt, reward = row.get("prompt"), row.get("reward_model")
     if not isinstance(prompt, list) or len(prompt) != 1 or not isinstance(prompt[0], dict):
         raise RowError("has no list of one chat message in 'prompt'")
@@ -74,9 +74,9 @@ def gsm8k(row: Row, number: int) -> Row:
 
 
 def aime2024(row: Row, number: int) -> Row:
-    """A row of DAPO's file, in verl's schema; or of one with problem and answer, in upper or lower case.
+    """Convert a row in verl's schema, as in DAPO's file, or one with problem and answer, in upper or lower case.
 
-    The answer is without leading zeros: the reward compares text.
+    Removes leading zeros of the answer, as the reward compares text.
     """
     if "reward_model" in row:
         converted = of_verl(row, "aime2024", "math_dapo|aime.*")

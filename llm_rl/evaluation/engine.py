@@ -155,7 +155,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def at_least(args: argparse.Namespace, **minimums: int) -> None:
-    """Raises UserError for a number, or one of a list of numbers, below its minimum."""
+    """Raises UserError if an argument, a number or a list of numbers, is below its minimum."""
     for name, minimum in minimums.items():
         value = getattr(args, name)
         if value is not None and min(value if isinstance(value, list) else [value]) < minimum:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether an answer is right: one scorer for all pin sets, for evaluation only.
 
-Answers of DAPO, AIME and sums are right if the reward of recipes (llm_rl.rewards) says so.
+Answers of DAPO, AIME and sums are right if the recipes' reward (llm_rl.rewards) says so.
 
 No recipe trains on GSM8K and MATH-500. There the result of an answer is what follows the last "####" in GSM8K, else
 what is in the last \\boxed{}. Only what follows the last </think> counts. Two results are equal if they are the same
-number, exactly, or the same text after LaTeX's ways to write one thing differently are brought to one.
+number, exactly, or the same text after different LaTeX spellings are unified.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ NUMBER = r"-?(?:\d+(?:\.\d*)?|\.\d+)"
 def score(data_source: str, answer: str, truth: str) -> bool:
     """Whether `answer` gives the result `truth`.
 
-    Raises ValueError if it is not known how this data source marks results, UserError if that takes verl and there is
-    none.
+    Raises ValueError if the data source is unknown, UserError if it needs verl and verl is not installed.
     """
     if rewards.of_math_dapo(data_source):
         return rewards.math_dapo(answer, truth)[0]

@@ -37,8 +37,8 @@ def load(folders):
 def write(out, summary, runs, accuracy=(), article=False, inputs=()):
     """Write the report to the folder `out`, all of it or nothing.
 
-    article: with its curves; inputs: files that must not be overwritten. Raises ValueError or OSError if it cannot be
-    written.
+    article: with the article's curves; inputs: files that must not be overwritten. Raises ValueError or OSError if the
+    report cannot be written.
     """
     from llm_rl.reports.pictures import draw
 

@@ -14,7 +14,7 @@ REQUIRED += [SPEC + name for name in ("decode_steps", "request_steps", "tokens",
 
 @dataclass(frozen=True)
 class Run:
-    """A run: its record, the metrics of each training step that are numbers, and the engine rows of each training step.
+    """A run: its record, and of each training step the metrics that are numbers, and the engine rows.
 
     An engine row is (replica, start_s, seconds, running requests, tokens, drafted, accepted); `engine` is empty without
     engine logs.

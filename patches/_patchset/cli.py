@@ -121,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def fitting(args: argparse.Namespace) -> list[tuple[PinSet, target.Target]]:
-    """The named pin set, or the one that fits best what the target has; several if they fit alike, all if none does."""
+    """The named pin set, or the one that fits the target best; several if they fit equally well, all if none fits."""
     pinsets = [pins.opened(name) for name in chosen(args)]
     places = [target.find(pinset, args.module, args.env, args.to) for pinset in pinsets]
     fits = [target.fit(place) if len(places) > 1 else (0, 0) for place in places]
@@ -142,8 +142,8 @@ def choose(args: argparse.Namespace) -> tuple[PinSet, target.Target]:
     has = f"{', '.join(present)}, which no pin set patches" if present else "no module that a pin set patches"
     pinned = (f"{name.name} ({', '.join(f'{m.name} {m.version}' for m in name.modules.values())})" for name, _ in best)
     raise Failure(
-        f"{place.root} has {has}: install what you use of one of {', '.join(pinned)}, or name another environment "
-        "with --env."
+        f"{place.root} has {has}: install the modules that you use of one of {', '.join(pinned)}, or name "
+        "another environment with --env."
     )
 
 

@@ -33,8 +33,8 @@ NO_LOCKS = (
 )
 FULL = "free some space"
 REMEDIES = {
-    errno.EACCES: "run as a user who may",
-    errno.EPERM: "run as a user who may",
+    errno.EACCES: "run as a user who may write there",
+    errno.EPERM: "run as a user who may write there",
     errno.EROFS: "have it mounted for writing, or use a folder elsewhere",
     errno.ENOTDIR: "make it a folder",
     errno.EEXIST: "make it a folder",
@@ -42,7 +42,7 @@ REMEDIES = {
     errno.EDQUOT: FULL,
     **dict.fromkeys((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL), NO_LOCKS),
 }
-"""What to do about an error of a folder that is to be written."""
+"""What to do if a folder cannot be written, by the error's number."""
 
 
 def not_written(folder: Path | str, error: OSError) -> str:
@@ -52,7 +52,7 @@ def not_written(folder: Path | str, error: OSError) -> str:
 
 
 def wait_for(lock: int, told: str) -> None:
-    """Lock an open file; says on stderr that it waits, where another process has the lock. Raises OSError."""
+    """Lock an open file; if another process has the lock, print `told` on stderr and wait. Raises OSError."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -174,7 +174,7 @@ def inspect(site: Site) -> State:
     changed = [(path, current[path] == after) for path, (before, after) in sorted(blobs.items()) if before != after]
     patched = 2 * sum(end for _, end in changed) <= len(changed)
     name = "patched" if patched else "original"
-    return State("modified", [f"{path} ({name}, others are not)" for path, end in changed if end == patched])
+    return State("modified", [f"{path} ({name}, unlike the others)" for path, end in changed if end == patched])
 
 
 def content_id(files: series.Files, path: str) -> str:
@@ -252,7 +252,7 @@ def repair(site: Site) -> str:
 
 
 def fit(target: Target) -> tuple[int, int]:
-    """How well the pin set fits what is there: modules that are original or patched, and those of the right version."""
+    """How well the pin set fits: the numbers of modules that are original or patched, and of the right version."""
     known = sum(inspect(site).name in ("original", "patched") for site in target.sites)
     return known, sum(bool(site.present and not site.refusal) for site in target.sites)
 
@@ -281,7 +281,7 @@ def remedy(target: Target, sites: list[Site]) -> str:
 
 
 def nothing(target: Target) -> str:
-    """The clause on a target that has no module."""
+    """The end of a sentence about a target that has no module."""
     missing = ", ".join(str(site) for site in target.sites)
     return f"it has none of {missing}: install those that you use, or name the target with --env or --to"
 
@@ -291,7 +291,7 @@ def modified_message(site: Site, state: State, verb: str) -> str:
     shown = ", ".join(state.details[:5]) + (f" and {len(state.details) - 5} more" if len(state.details) > 5 else "")
     return (
         f"{site.module.name} in {site.folder} is neither the pinned original nor the patched one, "
-        f"nothing was changed: {shown}; {repair(site)} (or drop with the patches it was patched with), then {verb} "
+        f"so nothing was changed: {shown}; {repair(site)} (or drop with the patches it was patched with), then {verb} "
         "again."
     )
 

@@ -71,8 +71,8 @@ typedef struct {
 // Returns false without memory; nothing has to be released then.
 bool persist_collect(pool *p, persist_snapshot *s);
 
-// The reason not to replace what is at `path`, which continues a sentence that starts with the path and "is"; NULL:
-// none.
+// Why what is at `path` must not be replaced, as the end of a sentence that starts with the path and "is"; NULL if it
+// may be.
 const char *persist_refuse(const char *path);
 
 // Replaces the file at `path` by the snapshot, readable by its owner only. On failure (PERSIST_SYSTEM) the

@@ -68,9 +68,9 @@ pool_status pool_prompt_size(const pool *p, int64_t slot, uint32_t *size, pool_e
 pool_status pool_open(pool *p, const int32_t *prompt, size_t size, pool_key kind, const void *name,
                       size_t name_bytes, uint32_t *slot);
 
-// An open slot that has no tokens yet leaves nothing behind: its text is forgotten as if closed without `keep`, its
-// tokens are not in what all slots learn, and it drafts nothing from there. It shares drafts with its group, whose slots
-// must all be isolated.
+// Isolates an open slot that has no tokens yet: its text is forgotten as if closed without `keep`, all slots learn
+// nothing of its tokens, and it does not draft from what they learned. It still shares drafts with its group, whose
+// slots must all be isolated.
 void pool_isolate(pool *p, uint32_t slot);
 
 // What pool_step appends: packed tokens, row after row, or parts of the rows of a table.

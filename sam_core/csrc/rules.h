@@ -70,7 +70,7 @@ typedef struct {
     uint32_t past;                        // the group's texts with smaller numbers are its history
     const corpus *corpus;                 // NULL: not a source
     const corpus_context *corpus_at;      // of the text
-    bool common;   // followers are a source; else only those that a source of the request contains are used
+    bool common;   // followers are a source; else only those in a source of the request are used
     bool isolated; // followers are not used, and nothing is learned that names tokens: only cells and weights
     int32_t last[RULE_LAST]; // the text's last tokens, the latest first; SAM_NO_TOKEN: none
     uint32_t vocab_size;     // a draft ends before a token of at least this; 0: unlimited

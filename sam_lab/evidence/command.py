@@ -142,7 +142,7 @@ def _prepare(out: Path, settings: Settings, resume: bool) -> None:
     elif written.exists():
         shutil.rmtree(out / "jobs", ignore_errors=True)
     elif (out / "jobs").exists():
-        raise LabError(f"{out / 'jobs'} is not of this command: choose another --out")
+        raise LabError(f"{out / 'jobs'} was not written by this command: choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     write_json(written, wanted)
 

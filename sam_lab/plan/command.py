@@ -89,11 +89,11 @@ def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
     check_outputs(args, "json", "picture")
     if not 0 < args.kept <= 1:
-        raise LabError(f"--kept {args.kept:g}: take more than 0, and at most 1")
+        raise LabError(f"--kept must be above 0 and at most 1, got {args.kept:g}")
     if not 0 < args.spread < inf:
-        raise LabError(f"--spread {args.spread:g}: take more than 0")
+        raise LabError(f"--spread must be above 0, got {args.spread:g}")
     if not 0 < args.factor < inf:
-        raise LabError(f"--factor {args.factor:g}: take more than 0")
+        raise LabError(f"--factor must be above 0, got {args.factor:g}")
     if args.mean is not None and not 1 <= args.mean < inf:
         raise LabError(f"--mean {args.mean:g}: an answer has at least 1 token")
     if args.steps:

@@ -71,7 +71,7 @@ def setup(recipe: Recipe, shape: Shape, threshold: int, k: int, kept: float) -> 
     memory = layout.rollout(recipe, shape)
     if memory.kv < memory.sequence:
         raise ValueError(
-            f"{recipe.name} does not fit: {memory.kv:.1f} GiB are left a {recipe.cluster.unit} for keys and values, "
+            f"{recipe.name} does not fit: a {recipe.cluster.unit} has {memory.kv:.1f} GiB left for keys and values, "
             f"and one full sequence takes {memory.sequence:.1f}"
         )
     expert = recipe.rollout.expert_parallel_size

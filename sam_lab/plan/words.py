@@ -106,7 +106,7 @@ def growing(plan: Setup, mean: float) -> list[str]:
         "traffic: none between engines; a prompt that returns to another engine finds no history there, so a history "
         f"that follows its prompt would move {TEXT * plan.n * mean / 1e6:.1f} MB a prompt",
         f"routing: {plan.ranks} engines; spread, {g['siblings_an_engine_spread']:.2g} of {plan.n} siblings meet on "
-        f"one, fewer with more {plan.unit}s; sticky, all do",
+        f"one, fewer with more {plan.unit}s; sticky, all meet",
     ]
 
 

@@ -62,12 +62,12 @@ def test_public_schemas(name, row, source, truth, asks):
         (
             "dapo-math-17k",
             DAPO | {"data_source": "openai/gsm8k"},
-            "has data_source 'openai/gsm8k', so it is of another",
+            "has data_source 'openai/gsm8k', so it belongs to another",
         ),
         (
             "aime2024",
             dapo("5") | {"data_source": "openai/gsm8k"},
-            "has data_source 'openai/gsm8k', so it is of another",
+            "has data_source 'openai/gsm8k', so it belongs to another",
         ),
         ("gsm8k", {"question": "How many?", "answer": "5"}, "without ####"),
         ("aime2024", AIME | {"answer": "1000"}, "an AIME answer is 0 to 999"),

@@ -79,7 +79,7 @@ def test_a_comparison_does_not_replace_what_it_reads(off, tmp_path, capsys):
     before = off.read_bytes()
     on = write(tmp_path / "on.jsonl", header("batch"))
     assert main(["compare", str(off), str(on), "--out", str(off)]) == 2
-    assert "is an input or another output too" in capsys.readouterr().err and off.read_bytes() == before
+    assert "is also an input or another output" in capsys.readouterr().err and off.read_bytes() == before
 
 
 def test_an_unfinished_run_is_not_compared(off, tmp_path):

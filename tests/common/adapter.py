@@ -5,12 +5,12 @@ import json
 
 RANK = 8
 SETTINGS = {"enable_lora": True, "max_loras": 2, "max_lora_rank": RANK}
-"""Of engines that take it."""
+"""Settings of engines that take it."""
 WIDTHS = {"q_proj": 64, "v_proj": 32}
 
 
 def save(folder, head=None):
-    """Saves one of the queries and values, large enough to change every answer, and of `head` tokens' logits.
+    """Saves an adapter of queries and values, and of the logits of `head` tokens, which changes every answer.
 
     Returns vLLM's LoRARequest.
     """

@@ -76,7 +76,7 @@ def history_is_found_again(start, folder, rank, prompts, answers):
 
 
 def salts_share_nothing(engine, prompt):
-    """Requests for one prompt, or of one name, draft from each other if they have the same cache_salt and run at once.
+    """Requests with one prompt or one name draft from each other only if they have one cache_salt and run at once.
 
     prompt: token ids that no other test of this engine asks for.
     """

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Preloaded, it makes files below the folder $NO_LOCKS those of a file system without locks, as Lustre without option
-// flock (ENOSYS) and NFS 3 without rpc.statd (ENOLCK): locks fail with the error $NO_LOCKS_ERRNO.
+// A library to preload: locks of files below the folder $NO_LOCKS fail with the error $NO_LOCKS_ERRNO, as on Lustre
+// without option flock (ENOSYS) and on NFS 3 without rpc.statd (ENOLCK).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

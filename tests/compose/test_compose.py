@@ -235,7 +235,7 @@ def test_collectives_wait_as_long_as_the_trainer_needs(given):
 
 @pytest.mark.parametrize("setting", ["profile=article", "profile=recommended"])
 def test_a_kl_divergence_has_a_reference_model_like_the_actor(setting, given):
-    """Megatron, then FSDP2. verl asks for a micro batch size, with Megatron also where tokens fill its passes."""
+    """Megatron, then FSDP2. verl asks for a micro batch size, with Megatron even with use_dynamic_bsz."""
     lines, words = given("dapo_qwen3_32b_32die", setting, "algorithm.use_kl_loss=true")
     ref = "actor_rollout_ref.ref."
     expected = {f"{ref}log_prob_micro_batch_size_per_gpu=1"}

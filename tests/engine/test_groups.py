@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that name their group share drafts over resumptions, and their texts stay the same; those with another
-cache_salt share nothing."""
+"""Requests that name their group share drafts over resumptions, and their texts stay the same; requests with
+different cache_salts share nothing."""
 
 from engine_checks import salts_share_nothing
 

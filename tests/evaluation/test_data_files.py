@@ -56,7 +56,7 @@ def test_a_data_set_does_not_replace_its_source(folder, source, capsys):
     path = (folder / "dapo.parquet").rename(folder / source)
     before = path.read_bytes()
     assert prepare("dapo-math-17k", "--source", path, "--out", folder / "x.parquet") == 1
-    assert f"{path} is an input or another output too" in capsys.readouterr().err and path.read_bytes() == before
+    assert f"{path} is also an input or another output" in capsys.readouterr().err and path.read_bytes() == before
 
 
 def test_dapo_without_its_copies(folder, tmp_path, capsys):

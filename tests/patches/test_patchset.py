@@ -384,7 +384,7 @@ def test_an_editable_install_is_refused_with_the_way_out(repo, venv, tmp_path):
 
 
 def one_is_original(file):
-    """Patched as a whole but for this file."""
+    """All other files are patched."""
     patched = {"alpha/dos.py": ALPHA["alpha/dos.py"][1].replace(b"2\r", b"22\r"), "alpha/new/__init__.py": b"new = 1\n"}
     for name, data in (patched | {"alpha/tool.py": b"#!/usr/bin/env python3.11\n"}).items():
         (site := file.parents[1]).joinpath(name).parent.mkdir(exist_ok=True)
@@ -398,8 +398,8 @@ def one_is_original(file):
         ("alpha/core.py", lambda file: edit(file, b"39", b"40"), "alpha/core.py (changed)"),
         ("alpha/core.py", lambda file: edit(file, b"\n", b"\r\n"), "alpha/core.py (line ends changed to CRLF)"),
         ("alpha/dos.py", lambda file: file.unlink(), "alpha/dos.py (missing)"),
-        ("alpha/core.py", lambda file: edit(file, b"= 5\n", b"= 5\nhook = 2\n"), "core.py (patched, others"),
-        ("alpha/core.py", one_is_original, "alpha/core.py (original, others are not)"),
+        ("alpha/core.py", lambda file: edit(file, b"= 5\n", b"= 5\nhook = 2\n"), "core.py (patched, unlike"),
+        ("alpha/core.py", one_is_original, "alpha/core.py (original, unlike the others)"),
         ("alpha/new/__init__.py", lambda file: (file.parent.mkdir(), file.touch()), "__init__.py (in the way"),
     ],
 )
@@ -471,7 +471,7 @@ def test_the_pin_set_that_fits_is_chosen(repo, venv, tmp_path):
         assert said.startswith("pins-1") and "pins-2" not in said
     assert repo.run("status", "--env", tmp_path / "bare").count(": not installed") == 4
     said = repo.run("status", "--quiet", "--env", tmp_path / "bare", code=1)
-    assert "has no module that a pin set patches: install what you use of one of pins-1 (alpha 1.2.0, beta 0" in said
+    assert "has no module that a pin set patches: install the modules that you use of one of pins-1 (alpha" in said
     edit(other / "pins.toml", b'version = "0.4"', b'version = "0.3"')
     out = repo.run("drop", *env, code=1)
     assert "Name the pin set, one of pins-1, pins-2: more than one" in out
@@ -479,7 +479,7 @@ def test_the_pin_set_that_fits_is_chosen(repo, venv, tmp_path):
     for info in ("alpha_cpu-1.2.0+cpu", "beta-0.3"):
         (venv / f"{info}.dist-info/METADATA").write_text(f"Name: {info.partition('-')[0]}\nVersion: 9\n")
     said = repo.run("apply", *env, code=1)
-    assert "has alpha_cpu 9, beta 9, which no pin set patches: install what you use of one of" in said
+    assert "has alpha_cpu 9, beta 9, which no pin set patches: install the modules that you use of one of" in said
 
 
 NOBODY = """
@@ -607,7 +607,7 @@ def test_damaged_journal_is_not_followed(repo, venv):
     interrupt(repo, venv)
     os.truncate(venv / ".patchset/journal.json", 40)
     out = repo.run("status", "pins-1", "--env", venv.parents[2], code=1)
-    assert "discarding an interrupted change" in out and "alpha/core.py (patched, others are not)" in out
+    assert "discarding an interrupted change" in out and "alpha/core.py (patched, unlike the others)" in out
     assert not (venv / ".patchset").exists()
 
 

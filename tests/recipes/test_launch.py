@@ -56,7 +56,7 @@ def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
 
 
 def test_values_reach_verl_and_the_run_s_recipe_as_they_were_written(tmp_path):
-    """Numbers as verl's own scripts write them; texts that YAML or Hydra could take for something else."""
+    """Numbers are written as in verl's own scripts; YAML or Hydra could take the texts for something else."""
     texts = [r"^a\.b$", r"a\'b\\", "'", "1e-6", ".5", "null", "é", "a\nb=c, d", "$HOME", "{a: 1}", ""]
     words = [f"env.T{number}={json.dumps(text)}" for number, text in enumerate(texts)]
     values = {"+data.many": [{"a b": 1e-6, "c": r"\boxed{}"}, None, "1e-6"], "critic.optim.lr": 1e-1}
@@ -122,7 +122,7 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("verl.trainer.+nnodes=3", "verl.+trainer.nnodes is what cluster.nodes sets: use that"),
         ("verl.trainer.+balance_batch=false", "verl 0.9.1 has the key trainer.balance_batch already: write verl.train"),
         ("verl.@foo=3", "verl 0.9.1 rejects the recipe: Config group override must be a string or a list. Got int\n"),
-        ("env.=3", "env. is no name of a key: write letters, digits, _ and - between dots"),
+        ("env.=3", "env. is not a valid key: write letters, digits, _ and - between dots"),
         ("verl.trainer.save_freq=3", "verl.trainer.save_freq follows from other keys of the recipe"),
         ("verl.actor_rollout_ref.actor.checkpoint.async_save=true", "verl.actor_rollout_ref.actor.checkpoint.async"),
         ("data.gen_batch_size=20", "data.gen_batch_size 20 is no multiple of data.train_batch_size 8"),
@@ -162,7 +162,7 @@ def test_a_public_data_file_is_noticed_before_anything_starts(tmp_path, capsys, 
 
 
 def test_data_of_a_source_without_a_reward_is_refused(tmp_path, capsys, patched):
-    """By the check too; a source that verl knows is not."""
+    """Also by --check; a source that verl knows is accepted."""
     file = tmp_path / "data.parquet"
     rows = parquet.read_table(load().data.val_files).slice(0, 2)
     for sources, status in ((["openai/gsm8k", "my_company/invoices"], 1), (["openai/gsm8k", "math_dapo"], 0)):
@@ -170,7 +170,7 @@ def test_data_of_a_source_without_a_reward_is_refused(tmp_path, capsys, patched)
         parquet.write_table(rows.set_column(column, "data_source", pyarrow.array(sources)), file)
         assert launch.main([*arguments(tmp_path, f"data.train_files={file}"), "--check"]) == status
     assert capsys.readouterr().err.startswith(
-        f"error: {file} has rows of data_source 'my_company/invoices', for which the reward has no rule: prepare it"
+        f"error: {file} has rows of data_source 'my_company/invoices', for which there is no reward: prepare it"
     )
 
 
@@ -222,7 +222,7 @@ def test_missing_file_is_one_sentence(tmp_path, capsys):
     [("/nope", "there is no /nope: set PYTHON to an interpreter, or unset it and run"), ("./bare", " cannot import ")],
 )
 def test_a_wrong_interpreter_is_one_sentence(python, sentence, tmp_path):
-    """Such as one that has no package."""
+    """Also one without packages."""
     (bare := tmp_path / "bare").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
     script = QWEN3 / "run_dapo_qwen3_tiny_cpu.sh"
@@ -306,7 +306,7 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
     assert "warning: the checkpoint of step 3 is not complete: it lacks data.pt\n" in capsys.readouterr().out
     for other, said in (
         (["seed=2"], "holds 2 steps of a run with another seed: go on"),
-        (["cluster.dies_per_node=2"], "FSDP with world size 1, which no other can load, and the recipe's is 2: set"),
+        (["cluster.dies_per_node=2"], "checkpoint of world size 1, which the recipe's world size 2 cannot load: set"),
         (["--object-store", str(1 << 50)], "take more hosts"),
     ):
         assert launch.main([*more, "--check", *other]) == 1
@@ -324,7 +324,7 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
 
 
 def test_what_is_only_shown_ends_no_run(tmp_path, capsys):
-    """Nor does a log that cannot be read, or output that cannot be written."""
+    """A log that cannot be read or output that cannot be written does not end it either."""
     log = tmp_path / "steps.jsonl"
     step = {"step": 1, "data": {"timing_s/step": 2.0, "critic/rewards/mean": None, "rollout/spec/drafted": "x"}}
     lines = [json.dumps(step), "{", json.dumps(step | {"step": 2})]
@@ -338,7 +338,7 @@ def test_what_is_only_shown_ends_no_run(tmp_path, capsys):
 
 
 def test_a_run_whose_ray_starts_late_is_started_again(monkeypatch, tmp_path, capsys, patched):
-    """Twice at most; a run that has failed in another way is not."""
+    """At most twice; a run that failed in another way is not started again."""
     late = "Exception: The current node timed out during startup. This could happen because the raylet failed"
     for said, starts in ((late, 3), ("ValueError: no", 1)):
         code = f"raise SystemExit({said!r})"
@@ -346,7 +346,7 @@ def test_a_run_whose_ray_starts_late_is_started_again(monkeypatch, tmp_path, cap
         assert launch.main(arguments(tmp_path, run=f"run-{starts}")) == 1
         assert (tmp_path / f"run-{starts}/verl.log").read_text().count(f"\n{said}\n") == starts
         shown = capsys.readouterr()
-        assert shown.out.count("warning: Ray did not start in its time: the run is started again") == starts - 1
+        assert shown.out.count("warning: Ray did not start in time: the run is started again") == starts - 1
         assert f"verl ended with status 1 after 0 of 4 steps: {said}" in shown.err
 
 
@@ -451,7 +451,7 @@ def test_a_file_system_without_locks(tmp_path, no_locks):
     words = [sys.executable, "-c", USERS_OF_LOCKS, tmp_path]
     done = subprocess.run(words, env=os.environ | no_locks(tmp_path), capture_output=True, text=True)
     run, results = done.stdout.splitlines()
-    said = f"{tmp_path} is on a file system without locks (Function not implemented): have it mounted with them (Lustre"
+    said = f"{tmp_path} is on a file system without locks (Function not implemented): have it mounted with locks"
     assert run.startswith(said) and run.endswith("or name a folder elsewhere as --run-dir")
     assert results.startswith(said) and results.endswith("or name a folder elsewhere for --out")
 

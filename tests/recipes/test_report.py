@@ -95,5 +95,5 @@ def test_a_report_does_not_replace_what_it_reads(tmp_path, capsys):
     figures |= {"off": {"value": 0.6}, "on": {"value": 0.6}, "difference": {"value": 0.0, "low": -0.1, "high": 0.1}}
     accuracy.write_text(json.dumps(figures))
     assert main(["report", *args, "--accuracy", str(accuracy)]) == 1
-    assert "summary.json is an input or another output too" in capsys.readouterr().err
+    assert "summary.json is also an input or another output" in capsys.readouterr().err
     assert [*(path for path in (tmp_path / "report").rglob("*") if path.is_file())] == [accuracy]

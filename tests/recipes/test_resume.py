@@ -33,7 +33,7 @@ def make_checkpoint(run_dir, step, layout="fsdp"):
         if layout == "megatron":
             contents = {part.split("/")[0]: {"path": part} for part in parts}
             (actor / "ckpt_contents.json").write_text(json.dumps({"contents": contents}))
-            (actor / "extra" / "dist_ckpt").mkdir(parents=True)  # empty, as verl leaves that of what it does not save
+            (actor / "extra" / "dist_ckpt").mkdir(parents=True)  # verl leaves it empty for parts that it does not save
     torch.save(step, folder / "data.pt")
     (run_dir / "checkpoints" / resume.TRACKER).write_text(str(step))
 
@@ -144,11 +144,11 @@ def test_a_checkpoint_without_all_files_is_not_gone_on_from_and_this_is_said(lay
 
 def test_checkpoints_that_cannot_be_loaded_are_refused_and_stay(run_dir):
     assert resume.point(run_dir, 1, ranks=2) == resume.point(run_dir, 1) == 4
-    with pytest.raises(UserError, match="FSDP with world size 2, which no other can load, and the recipe's is 4: set"):
+    with pytest.raises(UserError, match="of world size 2, which the recipe's world size 4 cannot load: set"):
         resume.point(run_dir, 1, ranks=4)
     for path in run_dir.rglob("*_rank_1.pt"):
         path.unlink()  # a host wrote them to a disk of its own
-    with pytest.raises(UserError, match="has no complete checkpoint: that of step 4 has lost actor/.*_rank_1.pt: put"):
+    with pytest.raises(UserError, match="has no complete checkpoint, as that of step 4 lacks actor/.*_rank_1.pt: put"):
         resume.point(run_dir, 1)
 
 
@@ -184,7 +184,7 @@ def test_a_log_that_is_not_the_checkpoints_is_refused(run_dir):
     lines = (run_dir / "steps.jsonl").read_text().splitlines(keepends=True)
     for last in ([], [lines[3]]):  # it breaks off, or a step is missing
         (run_dir / "steps.jsonl").write_text("".join([*lines[:2], *last]))
-        with pytest.raises(UserError, match="has a checkpoint of step 4, and its steps.jsonl ends at step 2"):
+        with pytest.raises(UserError, match="has a checkpoint of step 4, but its steps.jsonl ends at step 2"):
             resume.point(run_dir, 1)
 
 

@@ -187,7 +187,7 @@ def test_a_folder_jobs_of_someone_else_is_kept(tmp_path, capsys):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "mine").touch()
     assert main([*COMMAND, "--without", "ngram", "suffix", "--out", str(tmp_path)]) == 2
-    assert "jobs is not of this command: choose another --out" in capsys.readouterr().err
+    assert "jobs was not written by this command: choose another --out" in capsys.readouterr().err
     assert (tmp_path / "jobs" / "mine").exists()
 
 

@@ -89,7 +89,7 @@ def test_bad_usage_is_refused(answers, capsys, words, sentence):
 def test_bad_files_are_refused(answers, tmp_path, capsys):
     assert refused(capsys, "replay", tmp_path / "no.jsonl") == f"error: {tmp_path}/no.jsonl: No such file or directory"
     before = answers.read_bytes()
-    assert f"{answers} is an input or another output too" in refused(capsys, "replay", answers, "--json", answers)
+    assert f"{answers} is also an input or another output" in refused(capsys, "replay", answers, "--json", answers)
     assert answers.read_bytes() == before
     flat = write(tmp_path / "flat.jsonl", [line()])
     assert f"error: {flat}: context history needs" in refused(capsys, "replay", flat, "--context", "history")

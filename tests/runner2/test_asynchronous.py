@@ -136,8 +136,8 @@ def test_a_sleep_may_abort_what_runs(plain, asynchronous, prompts, model):
 
 
 def test_adapters(plain, asynchronous, prompts, tmp_path):
-    """Requests with a LoRA adapter and without, which share prompts and so drafts. It changes logits too, of which a
-    draft has several rows."""
+    """Requests with a LoRA adapter and without, which share prompts and so drafts. The adapter also changes logits,
+    and a draft has several rows of them."""
     adapters, each = [adapter.save(tmp_path, VOCAB), None] * 2, [{}, {}, *SAMPLED[:2]]
     asked = [prompts[0], prompts[0], prompts[1], prompts[1]]
     expected = plain.run(asked, 40, each=each, adapters=adapters)

@@ -31,7 +31,7 @@ def chain(tmp_path_factory):
 
 
 def first_tokens(llm, prompt, settings, num=16):
-    """Of equal requests that reach the engine core without vLLM's front end in Python, as from that in Rust."""
+    """The first tokens of equal requests that bypass vLLM's Python front end, as those from the Rust front end do."""
     from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 

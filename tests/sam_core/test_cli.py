@@ -65,7 +65,7 @@ def test_an_output_that_is_an_input_is_refused(texts, tmp_path, capsys):
     tokenizer.write_text('{"a": 0}')
     for out in (texts, tmp_path / "hard", tmp_path / "soft", tmp_path / ".." / tmp_path.name / texts.name, tokenizer):
         sentence = refused(capsys, "build-corpus", texts, "-o", out, "--tokenizer", tmp_path)
-        assert sentence == f"error: {out} is an input or another output too, and would be lost: name another file"
+        assert sentence == f"error: {out} is also an input or another output, and would be lost: name another file"
     assert texts.read_bytes() == before and tokenizer.read_text() == '{"a": 0}'
 
 

@@ -43,7 +43,7 @@ def test_prompts_of_embeddings_share_nothing():
 
 
 def test_a_salt_makes_groups_of_its_own():
-    """For the client, which sees it, and for the worker, to which it is passed."""
+    """The client sees the salt, and the worker gets it passed."""
     groups = set()
     for salt in (None, "", "a", "b", "a name x"):
         for changed in ({}, {"extra_args": {"sam_group": "x"}}, {"images": ["x"]}):

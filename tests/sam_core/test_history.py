@@ -332,7 +332,7 @@ routes.wait()
 def test_a_file_system_without_locks(tmp_path, no_locks, number):
     words = [sys.executable, "-c", USERS_OF_LOCKS, tmp_path]
     done = subprocess.run(words, env=os.environ | no_locks(tmp_path, number), capture_output=True, text=True)
-    said = f"is on a file system without locks ({os.strerror(number)}): have it mounted with them (Lustre: option"
+    said = f"is on a file system without locks ({os.strerror(number)}): have it mounted with locks (Lustre: option"
     history, routes = done.stdout.splitlines()
     assert history.startswith(f"{tmp_path}/engine-0 {said}"), done
     assert routes.startswith(f"routes were not saved: {tmp_path} {said}")

@@ -219,7 +219,7 @@ def test_common_drafts_what_only_others_said(sources):
 
 
 def test_isolated_texts_are_found_by_their_group_while_it_lives():
-    """Neither other groups draft from them, nor later slots, nor what is saved; common does not know them."""
+    """Other groups and later slots do not draft from them; they are neither saved nor in common."""
     pool = sam_core.Pool(rule="blend")
     for _ in range(100):
         slot = pool.open([1], b"apart", isolated=True)

@@ -35,7 +35,7 @@ def test_an_export_does_not_replace_its_source(tmp_path, capsys):
     source = write(tmp_path / "answers-1.jsonl", [[2, 0, 1, "hash", [3, 4], [0.0, 0.0]]])
     before = source.read_bytes()
     assert lab.main(["export", str(tmp_path), "-o", str(source)]) == 2
-    assert "is an input or another output too" in capsys.readouterr().err and source.read_bytes() == before
+    assert "is also an input or another output" in capsys.readouterr().err and source.read_bytes() == before
 
 
 def verl_writer():

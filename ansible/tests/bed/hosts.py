@@ -192,7 +192,7 @@ class Host:
         return subprocess.run(command, capture_output=True, text=True, check=check).stdout
 
     def until(self, happens: Callable[[], bool], what: str) -> None:
-        """Waits for something; prints for what, which pytest shows if the test is stopped."""
+        """Waits until `happens`; prints `what`, which pytest shows if the test is stopped."""
         print(f"{self.name}: waiting until {what}")
         while not happens():
             time.sleep(0.1)

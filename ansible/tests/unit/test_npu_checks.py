@@ -59,7 +59,7 @@ def test_dead_missing_and_busy_dies():
         assert codes(warnings) == ["hbm_busy"] and warnings[0]["die"] == 2
     errors, warnings = npu.check_dies(dies(phy7={"health": "Alarm"}, phy8={"health": "Alarm"}), 16)
     (said,) = preflight.by_dies(warnings)
-    assert errors == [] and said.startswith("dies 7-8: health is 'Alarm', expected OK, but such dies may still serve: ")
+    assert errors == [] and said.startswith("dies 7-8: health is 'Alarm', expected OK, but such dies may still work: ")
     (error,) = npu.check_dies(dies(phy3={"hbm_used": "NA", "hbm_total": "NA"}), 16)[0]
     assert error["code"] == "hbm_unreadable" and error["sentence"].startswith(
         "die 3 (NPU 1 chip 1) has HBM that npu-smi"

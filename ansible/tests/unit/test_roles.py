@@ -506,7 +506,7 @@ def test_two_short_commands_do_not_end_each_other(tmp_path):
 
 
 def test_only_ray_and_commands_named_npu_get_the_dies(tmp_path):
-    """The driver refuses them to a second container."""
+    """The driver lets only one container use a die."""
     values = {"install_root": "/o", "work_dir": "/d", "pin_set": "p", "container_engine": "docker"}
     values |= {"container_image_name": "i:t", "container_image_folder": str(tmp_path)}
     names = ["davinci0", "davinci15", "davinci_manager", "devmm_svm", "hisi_hdc"]

@@ -165,9 +165,9 @@ class Pool:
                 whose prompts may differ; None: a private slot without a group, whose text is in no other slot's index
                 (but see source ``common``). The group's first indexed prompt, and each prompt that does not begin with
                 it, is a source of drafts too.
-            isolated: True: nothing of the text outlives the slot or reaches other groups. It is closed without `keep`,
-                is neither added to what was learned of tokens nor drafted from that (source ``common``), and is no
-                history. All slots of a group must be isolated, or none.
+            isolated: If True, nothing of the text outlives the slot or reaches other groups: the slot is closed without
+                `keep`, the text becomes no history, and the slot neither adds to the source ``common`` nor drafts from
+                it. All slots of a group must be isolated, or none.
 
         Returns:
             A number from 0 on. A closed slot's number is used again only after 64 others were closed.

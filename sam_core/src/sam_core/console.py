@@ -31,8 +31,8 @@ class Progress:
 def run(args: argparse.Namespace) -> int:
     """Call args.run(args) and return its exit status; 2 after an error for the user, 130 after an interrupt.
 
-    Errors for the user are ValueError, ModuleNotFoundError and OSError. What was printed is written out, so that a full
-    disk behind standard output is such an error too.
+    Errors for the user are ValueError, ModuleNotFoundError and OSError. Standard output is flushed here, so that a
+    full disk behind it is such an error too.
     """
     try:
         status: int = args.run(args)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _flush() -> None:
-    """Write out what was printed; after a failure Python's own flush at the end does not fail once more."""
+    """Flush standard output; if that fails, Python's own flush at exit does not fail once more."""
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -136,7 +136,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Check a whole corpus: as `describe`, and that it holds all suffixes of its texts in their order.
+    """Check a whole corpus as `describe` does, and that it holds all suffixes of its texts in their order.
 
     Takes about 40 bytes of memory a token. Returns what `describe` does; raises ValueError, in one sentence, if the
     file is not as `build_corpus` would write it.

@@ -41,7 +41,7 @@ CHECK = 0x7FFFFFFF
 COMMON = 1
 """The group of all texts; each text also has its own."""
 NO_GROUP = 0
-"""Of texts that are not in the table: nothing is looked up for them. An empty slot is that of token 0 in no group."""
+"""The group of texts that are not in the table: nothing is looked up for them. An empty slot looks like its token 0."""
 NO_TOKEN = -1
 """Stands behind the last token of a text."""
 TEXTS = 2

@@ -25,11 +25,11 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 def check_output(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
     """Check that a file can be written to `path`, before the work that leads to it.
 
-    Raises ValueError, one sentence, if it is one of `inputs`, also by another name or a link; OSError, which names
-    `path`, if it is a folder, or its folder cannot be written.
+    Raises ValueError, one sentence, if `path` is one of `inputs`, also by another name or a link; OSError, which names
+    `path`, if `path` is a folder, or its folder cannot be written.
     """
     if any(_is_same(path, other) for other in inputs):
-        raise ValueError(f"{path} is an input or another output too, and would be lost: name another file")
+        raise ValueError(f"{path} is also an input or another output, and would be lost: name another file")
     if path.is_dir():
         raise _named(errno.EISDIR, path)
     if _is_special(path):
@@ -79,7 +79,7 @@ def replacing(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> Iter
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An OSError of the block that names no file, as a full disk's, names `path`."""
+    """Let an OSError of the block that names no file, such as that of a full disk, name `path`."""
     try:
         yield
     except OSError as error:
@@ -96,12 +96,12 @@ def write_json(path: Path, value: Any, inputs: Iterable[str | os.PathLike[str]] 
 
 
 def is_standard_output(path: Path) -> bool:
-    """Whether `path` leads to what this process's standard output goes to."""
+    """Whether `path` leads to the file, pipe or device behind this process's standard output."""
     return _standard(path) == 1
 
 
 def _standard(path: Path) -> int | None:
-    """The descriptor of standard output or standard error, if `path` leads to what it goes to."""
+    """The descriptor of standard output or standard error, if `path` leads to the file, pipe or device behind it."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             if os.path.samestat(os.stat(path), os.fstat(descriptor)):
@@ -160,7 +160,7 @@ def try_lock(descriptor: int, path: Path, take: Callable[[int, int], None] = fcn
         if error.errno not in NO_LOCKS:
             raise
         raise ValueError(
-            f"{path.parent} is on a file system without locks ({error.strerror}): have it mounted with them (Lustre: "
+            f"{path.parent} is on a file system without locks ({error.strerror}): have it mounted with locks (Lustre: "
             "option flock; NFS 3: with rpc.statd running, or option nolock if no other host uses it), or name a folder "
             "elsewhere"
         ) from None
@@ -170,7 +170,7 @@ def lock(path: Path, timeout_s: float) -> int:
     """Lock a file for this process until the returned descriptor, or any other of the process for that file, is closed.
 
     Forked children do not hold the lock. Raises BlockingIOError if another process holds it all the time, else what
-    `try_lock` does.
+    `try_lock` raises.
     """
     descriptor, end = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), time.monotonic() + timeout_s
     try:

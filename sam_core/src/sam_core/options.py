@@ -171,7 +171,7 @@ def _check_corpus(path: Any) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _verify_corpus(path: str, *identity: int) -> None:
-    """Raise what `describe` does; reads a file once, however often options are made."""
+    """Raise what `describe` raises; reads a file once, however often options are made."""
     describe(path)
 
 

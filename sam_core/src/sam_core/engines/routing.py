@@ -97,15 +97,15 @@ class PromptRoutes:
 
 
 _writing = threading.Lock()
-"""Of this process: the lock of a file only keeps other processes away."""
+"""Keeps other threads away; the lock of a file keeps only other processes away."""
 
 
 class SavedRoutes:
     """A file by which a restarted run sends prompts to the servers that have their history.
 
     Several processes may share it: each adds the homes that it chose. Servers are identified by their order. A thread
-    writes, so that a busy disk or another process delays no request. A file that cannot be read or written gives a
-    warning.
+    writes the file, so that a busy disk or another process delays no request. A file that cannot be read or written
+    gives a warning.
 
     Args:
         routes: whose homes are saved and restored.
@@ -146,7 +146,7 @@ class SavedRoutes:
             self._run(self._path)
 
     def wait(self) -> None:
-        """Wait until what was to be saved is saved, or has failed."""
+        """Wait until all homes are saved, or saving them has failed."""
         if thread := self._thread:
             thread.join()
 

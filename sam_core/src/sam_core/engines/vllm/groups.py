@@ -16,7 +16,7 @@ SALT_ARG = "sam_salt"
 
 
 def pass_salt(request: Any) -> None:
-    """Let workers know the cache_salt of a Request or EngineCoreRequest, which vLLM does not pass to them.
+    """Pass the cache_salt of a Request or EngineCoreRequest to workers, as vLLM does not.
 
     Call it before the request is scheduled.
     """
@@ -26,7 +26,7 @@ def pass_salt(request: Any) -> None:
 
 
 def request_salt(state: Any) -> str | None:
-    """A digest of the request's cache_salt; None: it has none. Requests with another one share nothing with it.
+    """A digest of the request's cache_salt, or None. Requests with different digests share nothing.
 
     Args:
         state: as for `request_group`.
@@ -43,7 +43,7 @@ def request_salt(state: Any) -> str | None:
 def request_group(state: Any) -> bytes | Literal["by_prompt"] | None:
     """The group of a request: the one it names, else that of its prompt's tokens and images.
 
-    Requests with another cache_salt are of another group.
+    Requests with different cache_salts are in different groups.
 
     None for a prompt of embeddings, whose tokens are unknown.
 

@@ -165,7 +165,7 @@ HOOKS = (
         "observe",
         "self num_draft_tokens num_accepted detailed",
         (),
-        "count them for each request",
+        "count verified drafts for each request",
     ),
     Hook(
         SCHEDULER,

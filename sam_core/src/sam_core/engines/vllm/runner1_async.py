@@ -41,7 +41,7 @@ class _Sampled:
     req_ids: those of the requests; rows, starts: int [N], the row of each in `tokens`, and where in its text the first
     token belongs.
     tokens: int [N or more, 1 or k + 1] on the host, valid after `ready`; -1 behind a request's last token.
-    ended: requests whose answers have none of these tokens.
+    ended: requests that had ended before; their answers have none of these tokens.
     """
 
     req_ids: list[str]

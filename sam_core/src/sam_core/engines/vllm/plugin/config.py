@@ -57,8 +57,8 @@ class SamSpeculativeConfig(SpeculativeConfig):
             )
         if self.target_model_config.enable_trace_replay:
             raise ValueError(
-                "speculative method 'sam' verifies drafts by what the model samples, which enable_trace_replay "
-                "replaces: leave it out, or speculative_config"
+                "speculative method 'sam' verifies drafts by the tokens that the model samples, which "
+                "enable_trace_replay replaces: leave out enable_trace_replay or speculative_config"
             )
         if self.num_speculative_tokens is None:
             self.num_speculative_tokens = DEFAULT_K

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rebound where an engine schedules: seeds and salts of requests, from whatever front end, counters on their
-way to it, the ends of a session's turns, and how many draft tokens are planned.
+"""What is rebound where an engine schedules: seeds and salts of requests from any front end, counters on their way to
+the front end, the ends of a session's turns, and how many draft tokens are planned.
 
 A worker adds the drafter's report, and whether it pauses, to a step's ModelRunnerOutput, which is pickled with all its
 attributes. From the engine core to the front end SchedulerStats are the only way, of whose fields `kv_connector_stats`

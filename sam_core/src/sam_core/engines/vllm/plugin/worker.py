@@ -99,7 +99,7 @@ def _finish_requests(finish: Callable[[Any, Any], None]) -> Callable[[Any, Any],
 
 def _make_lora_inputs(make: Callable[..., Any]) -> Callable[..., Any]:
     def make_lora_inputs(self: Any, req_ids: list[str], *args: Any) -> Any:
-        """With the adapter of each row of logits, where vLLM has that of each request."""
+        """Gives the adapter of each row of logits; vLLM gives one for each request."""
         of_requests, *others = make(self, req_ids, *args)
         drafts = getattr(self, "sam_drafts", {})
         of_rows = np.repeat(of_requests, [1 + len(drafts.get(req_id, ())) for req_id in req_ids])

@@ -13,7 +13,7 @@ import re
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
 
 SERVING = ("WARNING", "ALARM")
-"""States of health besides OK in which dies have been seen to serve; not Critical, and not UNKNOWN: not started."""
+"""Health states other than OK in which dies were seen to work. Critical is none of them, nor UNKNOWN (not started)."""
 
 SMI_HINT = "run `npu-smi info` on the host, then see the driver's log in /var/log/ascend_seclog"
 
@@ -40,13 +40,13 @@ def _number(fields, label, command):
 
 
 def driver_order(version):
-    """A key that sorts versions of the driver: 25.0.rc1 < 25.0.RC1.1 < 25.0 = 25.0.0 < 25.0.1; raises Unreadable.
+    """A sort key for driver versions: 25.0.rc1 < 25.0.RC1.1 < 25.0 = 25.0.0 < 25.0.1; raises Unreadable.
 
     What follows an rc is a patch of it (24.1.rc3.7) or a build (24.1.rc1.b030, .SPC001).
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)*)(?:\.?rc(\d+))?((?:\.[a-z]*\d+)*)", version.lower(), re.ASCII)
     if not found:
-        raise Unreadable(f"{version!r} is no version of the driver")
+        raise Unreadable(f"{version!r} is not a driver version")
     release = [int(number) for number in found[1].split(".")]
     while release and not release[-1]:
         release.pop()
@@ -173,8 +173,8 @@ def check_dies(dies, expected):
         errors.append(problem("die_count", sentence))
     for die in dies:
         if die["health"].upper() in SERVING:
-            sentence = f"die {die['phy']}: health is {die['health']!r}, expected OK, but such dies may still serve: "
-            sentence += "read its faults by `npu-smi info -t health -i NPU`, and repair it if a run fails"
+            sentence = f"die {die['phy']}: health is {die['health']!r}, expected OK, but such dies may still work: "
+            sentence += "list its faults with `npu-smi info -t health -i NPU`, and repair it if a run fails"
             warnings.append(problem("die_health", sentence, die["phy"]))
         elif die["health"].upper() != "OK":
             sentence = f"die {die['phy']} (NPU {die['npu']} chip {die['chip']}) has health {die['health'][:40]!r}, "
