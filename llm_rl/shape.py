@@ -111,7 +111,7 @@ def why_unknown(model: Path) -> str:
     read = read_config(model)
     if read is None:
         return f"there is no {model / 'config.json'}"
-    return f"unknown architecture {read.get('model_type')}" + ", dense layers among those with experts" * _mixed(read)
+    return f"unknown architecture {read.get('model_type')}" + " (some of its layers are dense)" * _mixed(read)
 
 
 def embedding(model: Path) -> int:

@@ -19,7 +19,8 @@ TEXTS = {"a": [1, 2, 3] * 5, "b": [4, 5, 6] * 5, "c": [7, 8, 9, 8]}
 
 Cached = make_dataclass("Cached", ["req_ids", "num_computed_tokens", "num_output_tokens", "resumed_req_ids"])
 COUNTS = ["num_scheduled_tokens", "total_num_scheduled_tokens", "scheduled_spec_decode_tokens"]
-Plan = make_dataclass("Plan", [*COUNTS, "scheduled_cached_reqs", "finished_req_ids", "scheduled_new_reqs"])
+OTHERS = ["scheduled_cached_reqs", "finished_req_ids", "scheduled_new_reqs"]
+Plan = make_dataclass("Plan", [*COUNTS, *OTHERS, ("has_structured_output_requests", bool, False)])
 
 
 class Runner:
@@ -57,7 +58,7 @@ class Runner:
         """A step that samples these tokens of each request."""
         ready = SimpleNamespace(synchronize=self.wait, query=lambda: True)
         output = SimpleNamespace(sampled_token_ids_cpu=torch.tensor(sampled), async_copy_ready_event=ready)
-        self.async_drafts.launched(output, ())
+        self.async_drafts.launched(output, (), None)
 
     def wait(self):
         self.waits += 1
@@ -160,7 +161,7 @@ def texts_after(step, many, monkeypatch):
     sampled = rng.integers(9, 30, (210, K + 1))
     sampled[np.arange(K + 1) >= rng.integers(0, K + 2, 210)[:, None]] = -1
     rows = rng.permutation(210)[:200]
-    read = runner1_async._Sampled(names, rows, starts, torch.from_numpy(sampled), None)
+    read = runner1_async._Sampled(names, rows, starts, torch.from_numpy(sampled), None, [])
     drafts = AsyncDrafts(runner, None)
     drafts._ends([SimpleNamespace(ignore_eos=False, all_stop_token_ids={9}, max_tokens=99)] * 150)  # of other requests
     present = drafts._read(read)
