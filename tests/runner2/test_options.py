@@ -47,7 +47,7 @@ def test_options_come_by_flags_and_dashes_too(model, device):
         ({}, {"speculative": {"rejection_sample_method": "block"}}, "speculative method 'sam' verifies exactly, which"),
         ({}, {"speculative": {"draft_sample_method": "probabilistic"}}, "speculative method 'sam' has no draft model"),
         ({}, {"speculative": {"ngrams": 3}}, "speculative_config.ngrams: Unexpected keyword argument"),
-        ({}, {"enable_trace_replay": True}, "verifies drafts by the tokens that the model samples"),
+        ({}, {"enable_trace_replay": True}, "speculative method 'sam' verifies drafts by the tokens that"),
         ({"threshold": 8}, {"data_parallel_size": 2}, "sam's switch 'batch' needs vLLM's schedule by batch size"),
     ],
 )
