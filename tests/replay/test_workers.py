@@ -54,14 +54,8 @@ def test_signal_ends_all_processes(tmp_path, send, number):
         assert child.returncode == 130 and err == "interrupted\n"
 
 
-def pause(seconds):
-    time.sleep(seconds)
-    return seconds
-
-
 def test_a_result_that_raises_ends_the_others():
-    start = time.monotonic()
     with pytest.raises(TypeError):
-        for _, future in finished(pause, [("no number",), (600,), (600,)], 2):
+        for _, future in finished(time.sleep, [("no number",), (1e9,), (1e9,)], 2):
             future.result()
-    assert time.monotonic() - start < 300 and not multiprocessing.active_children()
+    assert not multiprocessing.active_children()
