@@ -44,9 +44,11 @@ def test_prompts_of_embeddings_share_nothing():
 
 def test_a_salt_makes_groups_of_its_own():
     """The client sees the salt, and the worker gets it passed."""
-    groups = set()
-    for salt in (None, "", "a", "b", "a name x"):
-        for changed in ({}, {"extra_args": {"sam_group": "x"}}, {"images": ["x"]}):
+    groups, salted = set(), state()
+    salted.cache_salt = "a"
+    forged = {"extra_args": {"sam_salt": request_salt(salted)}}
+    for salt in (None, "", "a", "b", "a name x\ud800", 7):
+        for changed in ({}, {"extra_args": {"sam_group": "x\ud800"}}, {"images": ["\ud800"]}, forged):
             at_client, at_worker = state(**changed), state(**changed)
             at_client.cache_salt = at_worker.cache_salt = salt
             pass_salt(at_worker)
@@ -54,7 +56,7 @@ def test_a_salt_makes_groups_of_its_own():
             assert (request_salt(at_worker) is not None) == bool(salt)
             assert request_group(at_worker) == request_group(at_client)
             groups.add(request_group(at_client))
-    assert len(groups) == 4 * 3, "no salt and an empty one are the same"
+    assert len(groups) == 5 * 3, "no salt and an empty one are the same"
 
 
 def test_name_is_the_tasks_in_every_epoch():

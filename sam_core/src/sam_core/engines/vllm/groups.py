@@ -18,11 +18,13 @@ SALT_ARG = "sam_salt"
 def pass_salt(request: Any) -> None:
     """Pass the cache_salt of a Request or EngineCoreRequest to workers, as vLLM does not.
 
-    Call it before the request is scheduled.
+    Call it before the request is scheduled. What a client gave as SALT_ARG is dropped.
     """
-    if (salt := request_salt(request)) is not None:
-        params = request.sampling_params
-        params.extra_args = {**(params.extra_args or {}), SALT_ARG: salt}
+    if (params := request.sampling_params) is not None:
+        passed = {key: value for key, value in (params.extra_args or {}).items() if key != SALT_ARG}
+        if (salt := request_salt(request)) is not None:
+            passed[SALT_ARG] = salt
+        params.extra_args = passed or None
 
 
 def request_salt(state: Any) -> str | None:
@@ -34,8 +36,9 @@ def request_salt(state: Any) -> str | None:
     params = state.sampling_params
     if params is None:
         return None
-    if salt := getattr(state, "cache_salt", None):
-        return hashlib.blake2b(salt.encode(), digest_size=16).hexdigest()
+    if hasattr(state, "cache_salt"):
+        salt = state.cache_salt
+        return hashlib.blake2b(_encoded(salt), digest_size=16).hexdigest() if salt else None
     digest: str | None = (params.extra_args or {}).get(SALT_ARG)
     return digest
 
@@ -58,12 +61,17 @@ def request_group(state: Any) -> bytes | Literal["by_prompt"] | None:
     salt = request_salt(state)
     salted = b"" if salt is None else f"salt {salt} ".encode()
     if name is not None:
-        return salted + f"name {name}".encode()
+        return salted + _encoded(f"name {name}")
     if getattr(state, "prompt_embeds", None) is not None:
         return None
     if not state.mm_features and not salted:
         return BY_PROMPT
     digest = hashlib.blake2b(array("i", state.prompt_token_ids or ()).tobytes(), digest_size=16)
     for feature in state.mm_features or ():
-        digest.update(f" {feature.identifier}".encode())
+        digest.update(_encoded(f" {feature.identifier}"))
     return salted + b"images " + digest.digest()
+
+
+def _encoded(text: Any) -> bytes:
+    """What a client gave, as bytes, whatever it is."""
+    return str(text).encode("utf-8", "surrogatepass")
