@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m sam_core`: what it prints and writes, and that it refuses bad input in one sentence."""
 
+import itertools
 import json
 import os
 import stat
@@ -11,6 +12,7 @@ from functools import partial
 import commands
 import pytest
 from sam_core.__main__ import main
+from sam_core.files import replacing
 from sam_core.options import Options
 from sam_core.tokenizer import fingerprint
 
@@ -93,6 +95,12 @@ def test_outputs_that_are_no_new_files(texts, tmp_path, capsys):
         buffered = {"stdout": stdout, "stderr": subprocess.PIPE, "env": os.environ | {"PYTHONUNBUFFERED": ""}}
         done = subprocess.run([*words[:3], "inspect", made], **buffered, text=True)
     assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
+    for descriptor, out in itertools.product((1, 2), (made, "/dev/null")):
+        closed = partial(os.close, descriptor)
+        assert subprocess.run([*words, out], preexec_fn=closed, capture_output=True).returncode == 0
+    with pytest.raises(ChildProcessError) as error, replacing(made):
+        os.waitpid(os.getpid(), 0)  # as any error of the system that is no file's
+    assert error.value.filename is None and made.read_bytes() == before
 
 
 def test_a_full_disk_and_a_read_only_one(tmp_path, own_mounts):

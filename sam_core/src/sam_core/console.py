@@ -14,12 +14,12 @@ class Progress:
     """One line on stderr: rewritten on a terminal, elsewhere a new line every 30 s."""
 
     def __init__(self) -> None:
-        self._tty = sys.stderr.isatty()
+        self._tty = bool(sys.stderr and sys.stderr.isatty())
         self._last = time.monotonic()
 
     def show(self, text: str) -> None:
         now = time.monotonic()
-        if now - self._last >= (0.2 if self._tty else 30):
+        if sys.stderr and now - self._last >= (0.2 if self._tty else 30):
             self._last = now
             print(f"\r\033[K{text}" if self._tty else text, end="" if self._tty else "\n", file=sys.stderr, flush=True)
 
@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
 def _flush() -> None:
     """Flush standard output; if that fails, Python's own flush at exit does not fail once more."""
     try:
-        sys.stdout.flush()
+        if sys.stdout:
+            sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise OSError(error.errno, error.strerror, "standard output") from None

@@ -21,6 +21,9 @@ from typing import Any
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of a file system that has no locks."""
 
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
+"""Errors of writing, which name no file. Others without a name, as of a process or a connection, are of no file."""
+
 
 def check_output(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
     """Check that a file can be written to `path`, before the work that leads to it.
@@ -53,12 +56,13 @@ def replacing(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> Iter
     special, target = _is_special(path), Path(os.path.realpath(path))
     folder = Path(tempfile.gettempdir()) if special else target.parent
     temporary = folder / f".{target.name[:32]}.{os.getpid()}-{secrets.token_hex(4)}"
-    written = folder if special else path
+    written, in_block = folder if special else path, False
     try:
         mode = stat.S_IMODE(os.stat(target).st_mode) if target.is_file() else None
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 | (mode or 0o666)))
+        in_block = True
         yield temporary
-        written = path
+        written, in_block = path, False
         if special:
             _send(temporary, path)
             return
@@ -67,7 +71,8 @@ def replacing(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> Iter
         _sync(temporary)
         os.replace(temporary, target)
     except OSError as error:
-        if error.errno and error.filename in (None, os.fspath(temporary)):
+        unnamed = error.filename is None and (error.errno in NOT_WRITTEN or not in_block)
+        if error.errno and (unnamed or error.filename == os.fspath(temporary)):
             raise _named(error.errno, written) from error
         raise
     finally:
@@ -79,11 +84,11 @@ def replacing(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> Iter
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Let an OSError of the block that names no file, such as that of a full disk, name `path`."""
+    """Let an error of writing in the block (NOT_WRITTEN), such as that of a full disk, name `path`."""
     try:
         yield
     except OSError as error:
-        if error.errno and error.filename is None:
+        if error.errno in NOT_WRITTEN and error.filename is None:
             raise _named(error.errno, path) from error
         raise
 
@@ -129,7 +134,8 @@ def _is_same(path: Path, other: str | os.PathLike[str]) -> bool:
 
 def _send(source: Path, path: Path) -> None:
     """Write the content of a file to a device, a pipe or standard output."""
-    sys.stdout.flush()
+    if sys.stdout:
+        sys.stdout.flush()
     standard = _standard(path)
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if standard is None else os.dup(standard)
     with open(source, "rb") as data, open(descriptor, "wb") as out:
