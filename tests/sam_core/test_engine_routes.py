@@ -5,11 +5,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
 import pytest
+from sam_core.engines import routing
 from sam_core.engines.routing import PromptRoutes
 from sam_core.engines.vllm.routing import EngineRoutes
 from sam_core.files import lock
@@ -138,11 +138,24 @@ def test_routes_are_saved_while_no_request_is_in_flight(tmp_path, caplog):
     assert len(json.loads((folder / "routes.json").read_text())) == 8, "the other client chose none"
     fewer = Client(engines=2, history=str(folder))
     assert {fewer.send(prompt=(7, prompt)) for prompt in range(8)} == {0, 1}
-    (folder / "routes.json").write_text("[1]")
-    damaged = Client(history=str(folder))
-    assert damaged.send() == 0 and "routes.json cannot be used" in caplog.text
-    damaged.end_all()
-    assert len(json.loads((folder / "routes.json").read_text())) == 1
+    for content in ("[1]", "7", "[[1, Infinity]]", 99999 * "["):
+        caplog.clear()
+        (folder / "routes.json").write_text(content)
+        damaged = Client(history=str(folder))
+        assert damaged.send() == 0 and "routes.json cannot be used" in caplog.text
+        damaged.end_all()
+        assert len(json.loads((folder / "routes.json").read_text())) == 1
+
+
+def test_homes_are_listed_once_while_a_disk_is_busy(tmp_path, monkeypatch):
+    client, listed, homes = Client(history=str(tmp_path)), [], PromptRoutes.homes
+    monkeypatch.setattr(PromptRoutes, "homes", lambda *rest: listed.append(rest) or homes(*rest))
+    with routing._writing:
+        for prompt in range(3):
+            client.send(prompt=(7, prompt))
+            client.routes.ended([f"r{client.asked}"])
+        assert len(listed) == 1
+    client.routes._saved.wait()
 
 
 @pytest.mark.parametrize(("clients", "later"), [(2, 5), (3, 1)])
@@ -175,18 +188,32 @@ def test_a_prompt_that_another_client_moved_stays_there(tmp_path):
     assert moved != 0 and Client(history=str(tmp_path)).send(prompt=(7, 0)) == moved
 
 
+CLIENT = """
+import sys
+from sam_core import files
+
+sys.path.insert(0, sys.argv[2])
+from test_engine_routes import Client
+
+def tell(*arguments):
+    print("tried", flush=True)
+    try_lock(*arguments)
+
+try_lock, files.try_lock = files.try_lock, tell
+client = Client(history=sys.argv[1])
+for number in range(200):
+    client.send(prompt=(int(sys.argv[3]), number))
+client.end_all()
+"""
+
+
 def test_clients_of_other_processes_do_not_overwrite_each_other(tmp_path):
-    run = "import sys; sys.path.insert(0, sys.argv[2]); from test_engine_routes import Client\n"
-    run += "client = Client(history=sys.argv[1]); [client.send(prompt=(int(sys.argv[3]), n)) for n in range(200)]\n"
-    run += "print(flush=True); sys.stdin.read(); client.end_all()"
-    words, pipes = [str(tmp_path), str(Path(__file__).parent)], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    clients = [subprocess.Popen([sys.executable, "-c", run, *words, str(number)], **pipes) for number in range(3)]
-    for client in clients:
-        client.stdout.readline()
+    """Also where the lock is held for long: until each has tried 25 times to get it."""
+    words, pipe = [sys.executable, "-c", CLIENT, str(tmp_path), str(Path(__file__).parent)], {"stdout": subprocess.PIPE}
     locked = lock(tmp_path / ".routes.json.lock", 1)
+    clients = [subprocess.Popen([*words, str(number)], **pipe) for number in range(3)]
     for client in clients:
-        client.stdin.close()
-    time.sleep(2)  # as if the host was busy
+        assert [client.stdout.readline() for _ in range(25)] == 25 * [b"tried\n"]
     os.close(locked)
     assert [client.wait() for client in clients] == [0, 0, 0]
     assert len(json.loads((tmp_path / "routes.json").read_text())) == 600

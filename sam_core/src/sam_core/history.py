@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import gc
 import json
 import logging
@@ -65,13 +67,61 @@ class SaveTimer:
         self._next = end + max(self.min_interval, (end - start) / MAX_SAVING_SHARE)
 
 
-class SavedHistory:
+class LatestSaver:
+    """Saves the latest state in a thread. No caller waits for it; a process that ends does. Failures are logged.
+
+    failed: whether the latest save failed.
+
+    Args:
+        thread: its name.
+        said: the words of a warning before the cause.
+    """
+
+    def __init__(self, thread: str, logger: logging.Logger, said: str) -> None:
+        self.logger, self.failed = logger, False
+        self._name, self._said = thread, said
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._next: Callable[[], None] | None = None
+
+    def wait(self) -> None:
+        """Wait until the latest state is saved, or saving it has failed."""
+        if thread := self._thread:
+            thread.join()
+
+    def _begin(self, timer: SaveTimer, write: Callable[..., None], *state: Any) -> None:
+        """Have the thread call `write(*state)` after the call that it is in, and none that was to come after that."""
+        with self._lock:
+            self._next = functools.partial(timer.run, functools.partial(write, *state))
+            if self._thread:
+                return
+            thread = threading.Thread(target=self._run, name=self._name, daemon=False)
+            with contextlib.suppress(RuntimeError):  # the system has no thread to spare
+                thread.start()
+                self._thread = thread
+                return
+        self._run()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                save, self._next = self._next, None
+                if save is None:
+                    self._thread = None
+                    return
+            self.failed = False
+            try:
+                save()
+            except Exception as e:
+                self.logger.warning("%s (%s); trying again later", self._said, e)
+                self.failed = True
+
+
+class SavedHistory(LatestSaver):
     """One engine's files in the folder `options.history`: the pool's texts, and what switch `auto` learned.
 
     `engine-<rank>/pool` is what Pool.save writes, `engine-<rank>/switch.json` the state of the switch. Each is replaced
     as a whole, by a thread: when no request runs, and less often while requests run. See SaveTimer.
-
-    failed: whether the latest save failed.
 
     Args:
         options: with `history`.
@@ -93,14 +143,10 @@ class SavedHistory:
     ) -> None:
         assert options.history is not None
         self.options = options
-        self.logger = logger
         self.model: dict[str, Any] = {"vocab_size": vocab_size, "tokenizer": tokenizer}
         self.timer, self.busy_timer = SaveTimer(), SaveTimer(min_interval=MIN_BUSY_INTERVAL_S)
-        self.failed = False
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._next: tuple[SaveTimer, Pool, dict[str, Any] | None] | None = None
         self.folder = Path(options.history) / f"engine-{rank}"
+        super().__init__("sam-history", logger, f"history was not saved to {self.folder}")
         self.texts = self.folder / "pool"
         self.switch_state = self.folder / "switch.json"
         self._prepared = False
@@ -205,10 +251,9 @@ class SavedHistory:
             raise ValueError(f"{self.switch_state} cannot be used ({e}): remove it") from None
 
     def save(self, pool: Pool, switch: Switch, idle: bool) -> bool:
-        """Have a thread save, if it is due; whether it will be saved.
+        """Have the thread save, if it is due; whether it will be saved.
 
-        No caller waits for it, and other users of the pool wait only while texts are listed. A process that
-        ends waits for it. A failure is logged and leaves the old files in place.
+        Other users of the pool wait only while texts are listed. A failure leaves the old files in place.
 
         Args:
             idle: no request runs. Else it is due at most every MIN_BUSY_INTERVAL_S, and not while the thread saves.
@@ -216,33 +261,8 @@ class SavedHistory:
         timer = self.timer if idle else self.busy_timer
         if not timer.due or self._thread and not idle:
             return False
-        with self._lock:
-            self._next = timer, pool, switch.state()
-            if self._thread:
-                return True
-            self._thread = threading.Thread(target=self._run, name="sam-history", daemon=False)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the system has no thread to spare
-            self._run()
+        self._begin(timer, self._write, pool, switch.state())
         return True
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if self._next is None:
-                    self._thread = None
-                    return
-                task, self._next = self._next, None
-            self._save(*task)
-
-    def _save(self, timer: SaveTimer, pool: Pool, state: dict[str, Any] | None) -> None:
-        self.failed = False
-        try:
-            timer.run(lambda: self._write(pool, state))
-        except (OSError, MemoryError, ValueError) as e:
-            self.logger.warning("history was not saved to %s (%s); trying again later", self.folder, e)
-            self.failed = True
 
     def _write(self, pool: Pool, state: dict[str, Any] | None) -> None:
         if not self._prepared:

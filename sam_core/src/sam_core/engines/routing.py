@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sam_core.files import lock, write_json
-from sam_core.history import LOCK_TIMEOUT_S, SaveTimer
+from sam_core.history import LOCK_TIMEOUT_S, LatestSaver, SaveTimer
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +99,7 @@ _writing = threading.Lock()
 """Keeps other threads away; the lock of a file keeps only other processes away."""
 
 
-class SavedRoutes:
+class SavedRoutes(LatestSaver):
     """A file by which a restarted run sends prompts to the servers that have their history.
 
     Several processes may share it: each adds the homes that it chose. Servers are identified by their order. A thread
@@ -113,11 +112,9 @@ class SavedRoutes:
     """
 
     def __init__(self, routes: PromptRoutes, path: Path | None) -> None:
+        super().__init__("sam-routes", logger, f"routes were not saved to {path}")
         self._routes, self._path = routes, path
         self._timer = SaveTimer()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._next: dict[int, int] | None = None
         self._known: dict[int, int] = {}  # what this process has read or written
 
     def restore(self, servers: Sequence[Any]) -> None:
@@ -128,39 +125,15 @@ class SavedRoutes:
                 self._routes.return_home([*self._known.items()], servers)
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, TypeError) as e:
+        except (OSError, ValueError) as e:
             logger.warning("%s cannot be used (%s): prompts are routed anew", self._path, e)
 
     def save(self, servers: Sequence[Any]) -> None:
-        """Call it when no request is in flight. It takes at most 1 % of the time, so not every call saves."""
-        if not self._path or not self._timer.due:
-            return
-        with self._lock:
-            self._next = {prompt: home for prompt, home in self._routes.homes(servers)}
-            if self._thread:
-                return
-            self._thread = threading.Thread(target=self._run, args=(self._path,), name="sam-routes", daemon=False)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the system has no thread to spare
-            self._run(self._path)
-
-    def wait(self) -> None:
-        """Wait until all homes are saved, or saving them has failed."""
-        if thread := self._thread:
-            thread.join()
-
-    def _run(self, path: Path) -> None:
-        while True:
-            with self._lock:
-                if self._next is None:
-                    self._thread = None
-                    return
-                ours, self._next = self._next, None
-            try:
-                self._timer.run(functools.partial(self._write, path, ours))
-            except (OSError, ValueError) as e:
-                logger.warning("routes were not saved: %s", e)
+        """Call it when no request is in flight. It takes at most 1 % of the time, so not every call saves, and none
+        while the thread does."""
+        if self._path and not self._thread and self._timer.due:
+            homes = {prompt: home for prompt, home in self._routes.homes(servers)}
+            self._begin(self._timer, self._write, self._path, homes)
 
     def _write(self, path: Path, ours: dict[int, int]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +146,7 @@ class SavedRoutes:
 
     def _merge(self, path: Path, ours: dict[int, int]) -> None:
         theirs: dict[int, int] = {}
-        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+        with contextlib.suppress(FileNotFoundError, ValueError):
             theirs = _read(path)
         for prompt in ours.keys() & theirs.keys():
             if ours[prompt] == self._known.get(prompt):  # only others may have moved it
@@ -183,8 +156,11 @@ class SavedRoutes:
 
 
 def _read(path: Path) -> dict[int, int]:
-    """The home of each prompt, the latest last; raises OSError, ValueError or TypeError."""
-    return {int(prompt): int(home) for prompt, home in json.loads(path.read_text())}
+    """The home of each prompt, the latest last; raises OSError or ValueError."""
+    try:
+        return {int(prompt): int(home) for prompt, home in json.loads(path.read_text())}
+    except (TypeError, OverflowError, RecursionError) as e:
+        raise ValueError(e) from None
 
 
 def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any, max_entries: int) -> None:
