@@ -258,7 +258,10 @@ class Recipe(Section):
 
     @property
     def has_reference(self) -> bool:
-        """Whether verl keeps the initial model, as the reference of a KL divergence."""
+        """Whether verl keeps the initial model, as the reference of a KL divergence; with LoRA it is in the actor."""
+        lora = ("lora_rank", "lora.rank", "lora_adapter_path")
+        if any(self.verl_keys.get(f"actor_rollout_ref.model.{key}") for key in lora):
+            return False
         return self.algorithm.use_kl_loss or self.algorithm.use_kl_in_reward
 
     def history(self, run_dir: Path) -> str | None:

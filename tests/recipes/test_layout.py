@@ -112,6 +112,12 @@ def test_the_reference_model_is_counted(name, changes, die, host):
         assert any(line.startswith("  reference") for line in layout.report(recipe, model)[0])
 
 
+@pytest.mark.parametrize("lora", ["lora_rank=8", "lora.rank=8", "lora_adapter_path=/adapter"])
+def test_with_lora_the_actor_is_the_reference(lora):
+    lines = layout.report(*load(GPUS, f"algorithm.use_kl_loss=true verl.actor_rollout_ref.model.{lora}"))[0]
+    assert not any(line.startswith("  reference") for line in lines)
+
+
 def test_a_model_that_is_not_counted_is_named():
     assert layout.report(*load(GPUS, "verl.reward.reward_model.enable=true"))[1] == [
         "verl.reward.reward_model.enable adds a model whose memory is not counted"
