@@ -169,8 +169,6 @@ def host() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": releases,
     }
-    if dies := [node.name for node in Path("/dev").glob("davinci[0-9]*")]:
-        facts["dies"] = len(dies)
     with contextlib.suppress(OSError):
         facts["driver"] = Path("/usr/local/Ascend/driver/version.info").read_text().split()
     return facts
