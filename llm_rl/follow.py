@@ -161,12 +161,17 @@ def failure(recipe: Recipe, steps: list[dict], code: int, log: Path, begin: int 
 
 
 def cause(log: Path, begin: int = 0) -> str:
-    """The last exception's message in a log of Ray actors, whose lines carry colours and the actor's name."""
+    """The last exception's message in a log of Ray actors, whose lines carry colours and the actor's name.
+
+    Where verl advises after a step without answers: the last one before, or a source of data without a reward.
+    """
     plain = re.sub(r"\x1b\[[0-9;]*m", "", _read(log, begin))
     errors = re.findall(r"^(?:\(.*?pid=.*?\) )?((?:\w+\.)*\w*(?:Error|Exception)\b:? .*)", plain, re.MULTILINE)
     named = [e for e in errors if not e.startswith("ray.exceptions.")]
-    causes = [e for e in named if ADVICE not in e]
-    return (causes or named or errors or ["no exception was logged"])[-1].strip()
+    if advice := [i for i, error in enumerate(named) if ADVICE in error]:
+        before = named[: advice[0]]
+        named = [e for e in before if e.startswith("NotImplementedError")][:1] or before or named
+    return (named or errors or ["no exception was logged"])[-1].strip()
 
 
 def started_late(log: Path, begin: int) -> bool:
