@@ -67,9 +67,10 @@ class PinSet:
         except ValueError as e:
             raise UserError(str(e)) from None
         others = [PinSet(name) for name in names() if name != self.name]
+        writes = recipe.checkpoints.every and recipe.train.backend == "megatron"  # FSDP ignores async_save
         for name, value in leaves(recipe.verl):
             self._check_verl_key(name, others)
-            if name.endswith(".checkpoint.async_save") and value:
+            if writes and name.endswith(".checkpoint.async_save") and value:
                 raise UserError(
                     f"verl.{name}: {self.verl} never finishes a checkpoint that it writes in the background, so no "
                     "run can resume from it: leave the key out"
