@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from sam_core.files import try_lock, write_json
+from sam_core.files import replacing, try_lock, write_json
 
 from llm_rl import config, environment, layout, prometheus, resume, rewards, space, verl
 from llm_rl.data import files
@@ -32,14 +32,16 @@ from llm_rl.data import prepare as data
 from llm_rl.errors import UserError
 from llm_rl.follow import failure, follow, started_late, stop, summarize, table
 from llm_rl.pin_set import PinSet
-from llm_rl.recipe import ROOT, Recipe, leaves
+from llm_rl.recipe import ROOT, Recipe
 from llm_rl.resume import read_steps
 from llm_rl.shape import read_shape
 
 MAY_CHANGE = ("steps", "env", "local_ray", "cluster", "checkpoints", "trainer")
 """Keys that may change when a run resumes; with FSDP the number of dies may not (resume.point)."""
 STARTS = 3
-"""Times that a run is started if Ray is late: Ray gives its agents 15 s, and finds them cached at a later start."""
+"""Times that a run is started if Ray is late: Ray gives its agents 15 s, and a second start finds them cached."""
+OTHER_REWARDS = ("custom_reward_function", "reward_manager", "reward_loop", "reward_fn_key")
+"""What keys of verl contain by which it, in any release, scores answers by another rule or another column."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
                     needed = replace(needed, store=args.object_store / layout.GIB)
                 space.check(needed, run_dir)
             check_sources(planned)
-            if done := resume_point(recipe, run_dir):
+            if done := resume_point(recipe, run_dir, resume.checkpoints(run_dir)):
                 begin_record(planned, tree_ids(recipe), done)  # whether the run there can go on with this recipe
             print(f"{recipe.title}: fits the {recipe.cluster.unit}s, the disk of {run_dir} and the memory of this host")
             return 0
@@ -174,12 +176,14 @@ def run(recipe: Recipe, run_dir: Path) -> None:
     if planned.needs:
         space.check(planned.needs, run_dir)
     with lock_folder(run_dir) as lock:
-        done = resume_point(recipe, run_dir)
+        found = resume.checkpoints(run_dir)
+        done = resume_point(recipe, run_dir, found)
         record = begin_record(planned, trees, done)
-        resume.rewind(run_dir, done, recipe.checkpoints.keep)
+        resume.rewind(run_dir, found, done, recipe.checkpoints.keep)
         write_json(run_dir / "run.json", record)
-        (run_dir / "recipe.yaml").write_text(recipe_yaml(recipe))
-        (run_dir / "verl.yaml").write_text(planned.verl_config)
+        for name, text in {"recipe.yaml": recipe_yaml(recipe), "verl.yaml": planned.verl_config}.items():
+            with replacing(run_dir / name) as temporary:
+                temporary.write_text(text)
         print(f"{recipe.title}: sam {recipe.sam}, seed {recipe.seed}, {recipe.steps} steps; log {run_dir / 'verl.log'}")
         lines = [f"  {line}" for line in planned.table] + [f"  warning: {warning}" for warning in planned.warnings]
         print("\n".join(lines), flush=True)
@@ -196,21 +200,26 @@ def run(recipe: Recipe, run_dir: Path) -> None:
         print("\n".join(table(record["summary"], len(steps))), flush=True)
 
 
-def resume_point(recipe: Recipe, run_dir: Path) -> int:
-    """The step after which a run resumes; warns of newer checkpoints that it cannot use. Raises UserError."""
+def resume_point(recipe: Recipe, run_dir: Path, found: list[resume.Checkpoint]) -> int:
+    """The step after which a run with the checkpoints found resumes; names newer ones from which it does not.
+
+    Raises UserError.
+    """
     ranks = None if recipe.train.backend == "megatron" else recipe.cluster.dies
-    done = resume.point(run_dir, recipe.checkpoints.every, ranks)
-    for sentence in resume.incomplete(run_dir, done):
+    done = resume.point(run_dir, found, recipe.checkpoints.every, ranks)
+    for sentence in resume.incomplete(found, done):
         print(f"  warning: {sentence}", flush=True)
     return done
 
 
 def check_sources(planned: Plan) -> None:
-    """Raises UserError if the reward does not know a source in the data, unless the recipe has its own function."""
-    recipe = planned.recipe
-    if any(name.endswith("custom_reward_function.path") for name, _ in leaves(recipe.verl)):
+    """UserError if data that is scored has a source that the reward does not know, unless the recipe changes verl's
+    reward."""
+    recipe, keys = planned.recipe, planned.recipe.verl_keys
+    if any(word in name for name in keys for word in OTHER_REWARDS) or any(map(keys.get, layout.OTHER_MODELS)):
         return
-    for file in (recipe.data.train_files, recipe.data.val_files):
+    validates = recipe.trainer.val_before_train or recipe.trainer.test_freq > 0
+    for file in (recipe.data.train_files, *([recipe.data.val_files] if validates else [])):
         names = sorted(source for source in files.sources(Path(file)) if not rewards.of_math_dapo(source))
         if names and (unknown := _unknown_sources(names, planned)):
             raise UserError(

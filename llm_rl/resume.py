@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resume a broken run: from its newest complete checkpoint whose step is in the log, with logs cut at that step.
 
-A checkpoint is complete when it has the files of all ranks, and the file that verl writes last.
+A checkpoint is complete when it has the files of all ranks, the kinds of files that the run's others have, and what
+verl writes last.
 
 A run may be killed at any time: while verl writes its tracker file, a checkpoint or a line of a log, or between a
 checkpoint and the line of its step. Everything after the step to resume from is removed and done again, so each log has
@@ -26,16 +27,22 @@ from llm_rl.steps import TIMES, numbers
 
 TRACKER = "latest_checkpointed_iteration.txt"
 TOKENS = "rollout/spec/tokens"
-SHARD = re.compile(r"(model|optim|extra_state)_world_size_(\d+)_rank_\d+\.pt")
-"""Files of FSDP's checkpoints."""
+SHARD = re.compile(r"actor/(model|optim|extra_state)_world_size_(\d+)_rank_\d+\.pt")
+"""FSDP's files, one of each kind a rank."""
+MEGATRON = re.compile(
+    r"actor/(ckpt_contents\.json|(\w+/)?dist_ckpt/(\.metadata|metadata\.json)"
+    r"|(model/)?huggingface/(config\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?))"
+)
+"""Megatron's files, but for its shards: in folders of actor/ since verl 0.9.1. The weights are those of huggingface/,
+whose index may name files that verl never writes."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A folder global_step_N.
 
-    missing: a file that it lacks, None if it is complete; finished: whether it has the file that verl writes last;
-    ranks: how many wrote it with FSDP, None with Megatron.
+    missing: a file that it lacks, None if it is complete; finished: whether it has what verl writes last; ranks: those
+    that wrote it with FSDP, None without files of FSDP.
     """
 
     step: int
@@ -60,82 +67,83 @@ def read_steps(path: Path) -> list[dict]:
     return [step for step in steps.values() if step["step"] in ended]
 
 
-def checkpoints(folder: Path) -> list[Checkpoint]:
-    """The checkpoints in a folder, in order of their steps."""
-    found = {
+def checkpoints(run_dir: Path) -> list[Checkpoint]:
+    """The checkpoints of a run, in order of their steps.
+
+    Which files they have depends on verl's release and settings, but not on the step: each needs what another has.
+    verl writes data.pt after all others. It removes an old checkpoint except for data.pt.
+    """
+    folders = {
         int(number): path
-        for path in folder.glob("global_step_*")
+        for path in (run_dir / "checkpoints").glob("global_step_*")
         if (number := path.name.removeprefix("global_step_")).isdecimal()
     }
-    kinds = {
-        role: {shard[1] for path in found.values() for shard in _shards(path / role)} or {"model"}
-        for role in ("actor", "critic")
+    names = {
+        step: [path.relative_to(folder).as_posix() for path in folder.glob("actor/**/*")]
+        for step, folder in folders.items()
+        if _whole(folder / "data.pt")
     }
-    return [_read(step, found[step], kinds) for step in sorted(found)]
+    every = [name for of_one in names.values() for name in of_one]
+    kinds = sorted({shard[1] for shard in _shards(every)})
+    others = set() if kinds else {name for name in every if MEGATRON.fullmatch(name)}
+    return [_read(step, folders[step], names.get(step), kinds, others) for step in sorted(folders)]
 
 
-def _shards(folder: Path) -> list[re.Match]:
-    return [shard for path in folder.glob("*.pt") if (shard := SHARD.fullmatch(path.name))]
+def _read(step: int, folder: Path, names: list[str] | None, kinds: list[str], others: set[str]) -> Checkpoint:
+    """A checkpoint with these files, None if it is not finished, of a run that needs these kinds of FSDP's files, or
+    these others."""
+    if names is None:
+        return Checkpoint(step, "data.pt", False, None)
+    ranks = max((int(shard[2]) for shard in _shards(names)), default=None)
+    needed = [f"actor/{kind}_world_size_{ranks or 1}_rank_{n}.pt" for kind in kinds for n in range(ranks or 1)]
+    if not kinds:
+        parts = {name.rpartition("/")[0] for name in names if name.endswith((".distcp", "/.metadata"))}
+        needed = sorted(others | {f"{part}/.metadata" for part in parts})
+        needed += [shard for part in sorted(parts) for shard in _of_megatron(folder, part)]
+    missing = next((name for name in needed if not _whole(folder / name)), None) if names else "actor"
+    return Checkpoint(step, missing, True, ranks)
 
 
-def _read(step: int, folder: Path, kinds: dict[str, set[str]]) -> Checkpoint:
-    """Read a checkpoint; kinds: the kinds of FSDP's files in the run's checkpoints, for actor and critic.
-
-    verl writes data.pt after all files of actor and critic. If Megatron saves in the background, another comes last:
-    ckpt_contents.json in verl 0.9.1, metadata.json in verl 0.6.1. verl removes an old checkpoint except for data.pt.
-    """
-    last, files, ranks = [folder / "data.pt"], [], None
-    for role in ["actor", *(path.name for path in folder.glob("critic"))]:
-        place = folder / role
-        if next(place.rglob("dist_ckpt"), None):
-            old = place / "dist_ckpt"
-            last.append(old / "metadata.json" if old.is_dir() else place / "ckpt_contents.json")
-            for path in [old] if old.is_dir() else _listed(last[-1]):
-                files += _of_megatron(path) if path.name == "dist_ckpt" else [path]
-        else:
-            ranks = max((int(shard[2]) for shard in _shards(place)), default=1)
-            names = (f"{kind}_world_size_{ranks}_rank_{n}.pt" for kind in sorted(kinds[role]) for n in range(ranks))
-            files += [place / name for name in names]
-    unfinished = [path for path in last if not _whole(path)]
-    missing = next((str(path.relative_to(folder)) for path in [*unfinished, *files] if not _whole(path)), None)
-    return Checkpoint(step, missing, not unfinished, ranks)
+def _shards(names: list[str]) -> list[re.Match]:
+    return [shard for name in names if (shard := SHARD.fullmatch(name))]
 
 
-def _listed(manifest: Path) -> list[Path]:
-    """Files and folders that verl 0.9.1 names in ckpt_contents.json."""
-    try:
-        return [manifest.parent / entry["path"] for entry in json.loads(manifest.read_text())["contents"].values()]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return []
-
-
-def _of_megatron(part: Path) -> list[Path]:
-    """The index of a folder of shards, and the shards that it names."""
-    index = part / ".metadata"
+def _of_megatron(folder: Path, part: str) -> list[str]:
+    """The shards that the index of one of Megatron's folders names."""
+    index = folder / part / ".metadata"
     names = set(re.findall(rb"__\d+_\d+\.distcp", index.read_bytes())) if index.is_file() else set()
-    return [index, *(part / name.decode() for name in sorted(names))]
+    return [f"{part}/{name.decode()}" for name in sorted(names)]
 
 
 def _whole(path: Path) -> bool:
-    """Whether a path is there; a file that torch.save wrote ends in a table of contents."""
-    return zipfile.is_zipfile(path) if path.suffix == ".pt" else path.exists()
+    """Whether a file is there and, if its format tells, has not been cut off."""
+    if path.suffix == ".pt":
+        return zipfile.is_zipfile(path)  # what torch.save writes ends in a table of contents
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="np"):  # compares the length with the header
+                return True
+        except (OSError, SafetensorError):
+            return False
+    return path.is_file()
 
 
-def complete(folder: Path) -> list[int]:
-    """Steps with a complete checkpoint, in order."""
-    return [found.step for found in checkpoints(folder) if not found.missing]
+def incomplete(found: list[Checkpoint], after: int) -> list[str]:
+    """A sentence for each checkpoint after a step from which no run resumes."""
+    return [
+        f"the checkpoint of step {checkpoint.step} is not complete: it lacks {checkpoint.missing}"
+        for checkpoint in found
+        if checkpoint.step > after and checkpoint.missing
+    ]
 
 
-def incomplete(run_dir: Path, after: int) -> list[str]:
-    """A sentence for each incomplete checkpoint of a step after `after`."""
-    found = (checkpoint for checkpoint in checkpoints(run_dir / "checkpoints") if checkpoint.step > after)
-    return [f"the checkpoint of step {c.step} is not complete: it lacks {c.missing}" for c in found if c.missing]
-
-
-def point(run_dir: Path, every: int, ranks: int | None = None) -> int:
+def point(run_dir: Path, found: list[Checkpoint], every: int, ranks: int | None = None) -> int:
     """The step after which a run resumes, 0: from its start.
 
-    every: training steps between checkpoints, 0: no checkpoints; ranks: dies that train with FSDP, None with Megatron.
+    found: the run's checkpoints; every: training steps between checkpoints, 0: no checkpoints; ranks: dies that train
+    with FSDP, None with Megatron.
     Raises UserError if log and checkpoints do not belong together, or if the run cannot resume and would lose steps.
     """
     logged = 0
@@ -143,7 +151,6 @@ def point(run_dir: Path, every: int, ranks: int | None = None) -> int:
         if step["step"] != logged + 1:
             break
         logged += 1
-    found = checkpoints(run_dir / "checkpoints")
     finished = [checkpoint for checkpoint in found if checkpoint.finished]
     usable = [checkpoint for checkpoint in finished if not checkpoint.missing]
     if finished and not every:
@@ -167,17 +174,18 @@ def point(run_dir: Path, every: int, ranks: int | None = None) -> int:
     newest = usable[-1]
     if ranks and newest.ranks not in (None, ranks):
         raise UserError(
-            f"{run_dir} has an FSDP checkpoint of world size {newest.ranks}, which the recipe's world size {ranks} "
-            "cannot load: set cluster.nodes and cluster.dies_per_node as they were, or take another --run-dir"
+            f"{run_dir} has a checkpoint of FSDP with world size {newest.ranks}, which no other can load, and the "
+            f"recipe's is {ranks}: set cluster.nodes x cluster.dies_per_node to {newest.ranks}, or take another "
+            "--run-dir"
         )
     return newest.step
 
 
-def rewind(run_dir: Path, step: int, keep: int) -> None:
+def rewind(run_dir: Path, found: list[Checkpoint], step: int, keep: int) -> None:
     """Cut the logs after `step`, remove checkpoints and rewrite verl's tracker.
 
-    Of the checkpoints stay the `keep` newest complete ones that are not later than `step`. The engines' history stays,
-    unless the run starts from step 0. A second call changes nothing.
+    Of the checkpoints found stay the `keep` newest complete ones that are not later than `step`. The engines' history
+    stays, unless the run starts from step 0. A second call changes nothing.
     """
     steps = read_steps(run_dir / "steps.jsonl")[:step]
     _truncate_engine_logs(run_dir, sum(entry["data"].get(TOKENS, 0) for entry in steps))
@@ -186,7 +194,7 @@ def rewind(run_dir: Path, step: int, keep: int) -> None:
     log = run_dir / "steps.jsonl"
     _write(log, [line for line, entry in _complete_lines(log) if step and entry["step"] <= step])
     saved = run_dir / "checkpoints"
-    stay = [n for n in complete(saved) if n <= step][-keep:]
+    stay = [checkpoint.step for checkpoint in found if checkpoint.step <= step and not checkpoint.missing][-keep:]
     for folder in saved.glob("global_step_*"):
         if folder.name not in {f"global_step_{n}" for n in stay}:
             aside = folder.with_name(re.sub("^global_step", "removed", folder.name))

@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -18,13 +19,14 @@ from omegaconf import OmegaConf
 from pyarrow import parquet
 from sam_core.options import Options
 
-from llm_rl import config, follow, launch, pin_set, verl
+from llm_rl import config, follow, launch, pin_set, resume, verl
 from llm_rl.errors import UserError
 from llm_rl.pin_set import PinSet
 
 QWEN3 = launch.ROOT / "llm_rl" / "qwen3"
 TINY = QWEN3 / "dapo_qwen3_tiny_cpu.yaml"
 SPECULATIVE = "actor_rollout_ref.rollout.speculative."
+MEGATRON, ASYNC = "train.backend=megatron", "verl.actor_rollout_ref.actor.checkpoint.async_save=true"
 
 
 @pytest.fixture
@@ -124,7 +126,7 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("verl.@foo=3", "verl 0.9.1 rejects the recipe: Config group override must be a string or a list. Got int\n"),
         ("env.=3", "env. is not a valid key: write letters, digits, _ and - between dots"),
         ("verl.trainer.save_freq=3", "verl.trainer.save_freq follows from other keys of the recipe"),
-        ("verl.actor_rollout_ref.actor.checkpoint.async_save=true", "verl.actor_rollout_ref.actor.checkpoint.async"),
+        (f"{MEGATRON} checkpoints.every=1 {ASYNC}", "verl.actor_rollout_ref.actor.checkpoint.async_save: verl 0.9.1"),
         ("data.gen_batch_size=20", "data.gen_batch_size 20 is no multiple of data.train_batch_size 8"),
         ("train.max_tokens_per_die=9", "set one of train.micro_batch_size and train.max_tokens_per_die"),
         ("trainer.logger=[console]", "trainer.logger lacks file, whose log the launcher follows"),
@@ -152,6 +154,11 @@ def test_bad_setting_is_one_sentence_and_starts_nothing(overrides, sentence, tmp
     assert not (tmp_path / "run").exists()
 
 
+def test_saving_in_the_background_is_allowed_where_nothing_is_saved_so():
+    for changes in (f"{MEGATRON} checkpoints.every=0 {ASYNC}", f"checkpoints.every=1 {ASYNC}"):
+        PinSet("vllm-0.23").check(load(*changes.split()))
+
+
 def test_a_public_data_file_is_noticed_before_anything_starts(tmp_path, capsys, patched):
     file = tmp_path / "aime-2024.parquet"
     rows = parquet.read_table(load().data.val_files)
@@ -161,17 +168,32 @@ def test_a_public_data_file_is_noticed_before_anything_starts(tmp_path, capsys, 
     assert not (tmp_path / "run").exists()
 
 
-def test_data_of_a_source_without_a_reward_is_refused(tmp_path, capsys, patched):
-    """Also by --check; a source that verl knows is accepted."""
+MANAGER = "verl.reward.reward_manager.source=importlib verl.reward.reward_manager.module.path=pkg://mine"
+
+
+@pytest.mark.parametrize(
+    ("source", "overrides", "status"),
+    [
+        ("my_company/invoices", "", 1),
+        ("math_dapo", "", 0),  # which verl knows
+        ("my_company/invoices", MANAGER, 0),
+        ("my_company/invoices", "verl.reward.reward_model.enable=true", 0),
+    ],
+)
+@pytest.mark.parametrize(("key", "validates"), [("train_files", ""), ("val_files", "trainer.test_freq=5")])
+def test_data_of_a_source_without_a_reward_is_refused(
+    key, validates, source, overrides, status, tmp_path, capsys, patched
+):
+    """By the check too, unless the recipe changes verl's reward; data to validate on only where a run validates."""
     file = tmp_path / "data.parquet"
     rows = parquet.read_table(load().data.val_files).slice(0, 2)
-    for sources, status in ((["openai/gsm8k", "my_company/invoices"], 1), (["openai/gsm8k", "math_dapo"], 0)):
-        column = rows.column_names.index("data_source")
-        parquet.write_table(rows.set_column(column, "data_source", pyarrow.array(sources)), file)
-        assert launch.main([*arguments(tmp_path, f"data.train_files={file}"), "--check"]) == status
-    assert capsys.readouterr().err.startswith(
-        f"error: {file} has rows of data_source 'my_company/invoices', for which there is no reward: prepare it"
-    )
+    column = rows.column_names.index("data_source")
+    parquet.write_table(rows.set_column(column, "data_source", pyarrow.array(["openai/gsm8k", source])), file)
+    words = [*arguments(tmp_path, f"data.{key}={file}", *overrides.split()), "--check"]
+    assert launch.main([*words, *validates.split()]) == status
+    said = f"error: {file} has rows of data_source 'my_company/invoices', for which the reward has no rule: prepare it"
+    assert capsys.readouterr().err[: len(said)] == said * status
+    assert launch.main(words) == status * (key == "train_files")
 
 
 @pytest.mark.parametrize(
@@ -306,13 +328,19 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
     assert "warning: the checkpoint of step 3 is not complete: it lacks data.pt\n" in capsys.readouterr().out
     for other, said in (
         (["seed=2"], "holds 2 steps of a run with another seed: go on"),
-        (["cluster.dies_per_node=2"], "checkpoint of world size 1, which the recipe's world size 2 cannot load: set"),
+        (["cluster.dies_per_node=2"], "and the recipe's is 2: set cluster.nodes x cluster.dies_per_node to 1, or"),
         (["--object-store", str(1 << 50)], "take more hosts"),
     ):
         assert launch.main([*more, "--check", *other]) == 1
         assert said in capsys.readouterr().err
     monkeypatch.setattr(launch.verl, "command", fake_verl([3]))
+    scan, scans = resume.checkpoints, []
+    monkeypatch.setattr(resume, "checkpoints", lambda run_dir: scans.append(run_dir) or scan(run_dir))
+    files = [tmp_path / "run" / name for name in ("recipe.yaml", "verl.yaml")]
+    before = [file.stat().st_ino for file in files]
     assert launch.main(more) == 0
+    assert len(scans) == 1, "each opens the files of all ranks"
+    assert not set(before) & {file.stat().st_ino for file in files}, "written in place"
     record = tmp_path / "run/run.json"
     assert [attempt["after_step"] for attempt in json.loads(record.read_text())["attempts"]] == [0, 2]
     monkeypatch.setattr(launch, "tree_ids", lambda recipe: {"verl": "2"})
@@ -324,13 +352,21 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
 
 
 def test_what_is_only_shown_ends_no_run(tmp_path, capsys):
-    """A log that cannot be read or output that cannot be written does not end it either."""
-    log = tmp_path / "steps.jsonl"
+    """Nor does a log that cannot be read, or output that cannot be written."""
+    log, seen = tmp_path / "steps.jsonl", tmp_path / "seen"
     step = {"step": 1, "data": {"timing_s/step": 2.0, "critic/rewards/mean": None, "rollout/spec/drafted": "x"}}
-    lines = [json.dumps(step), "{", json.dumps(step | {"step": 2})]
-    code = f"import time\nfor line in {lines}: print(line, file=open({str(log)!r}, 'a')); time.sleep(1.5)"
+    first, *others = [json.dumps(step), "{", json.dumps(step | {"step": 2})]
+    code = f"import os, time\nfile = open({str(log)!r}, 'a', 1)\nprint({first!r}, file=file)\n"
+    code += f"while not os.path.exists({str(seen)!r}): time.sleep(0.1)\n"
+    code += f"for line in {others}: print(line, file=file)"
+
+    def publish(steps):
+        if steps:
+            seen.touch()
+        return 1 / 0
+
     with subprocess.Popen([sys.executable, "-c", code]) as process:
-        assert follow.follow(process, log, 2, 60, {}, lambda steps: 1 / 0) is None
+        assert follow.follow(process, log, 2, math.inf, {}, publish) is None
     shown = capsys.readouterr().out
     assert process.returncode == 0 and "rollout - s  step 2.0 s  - tokens a step  reward -  length -" in shown
     for warning in ("ZeroDivisionError: division by zero", f"{log}, line 2, is not JSON: repair it, or take another"):
@@ -427,6 +463,11 @@ def test_a_run_that_ends_early_names_the_cause(tmp_path):
     with log.open("a") as file:
         file.write("RuntimeError: no trajectories. Enable trainer.v1.sampler.sync_refill_failed_groups to replace\n")
     assert follow.failure(load("steps=6"), [], 1, log) == said, "verl's advice is a consequence"
+    cause = "NotImplementedError: Reward function is not implemented for data_source='x'"
+    log.write_text(f"{cause}\nKeyError: 'prompts'\n{log.read_text()}KeyError: 'step'\nActorDiedError: it died\n")
+    assert follow.failure(load("steps=6"), [], 1, log) == said.replace(
+        "ValueError: max_model_len (1152) is too long", cause
+    )
 
 
 def test_a_run_s_folder_is_for_its_owner_and_group(tmp_path):

@@ -4,11 +4,11 @@ that."""
 
 import json
 import shutil
-from itertools import product
 from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.distributed.checkpoint import FileSystemWriter, save
 
 from llm_rl import resume
@@ -17,25 +17,49 @@ from llm_rl.errors import UserError
 EVERY_STEP = {"rollout/spec/tokens": 10, "rollout/spec/drafted": 1, "timing_s/gen": 1.0, "timing_s/step": 1.0}
 
 
+LAYOUTS = {
+    "fsdp": ["model", "optim", "extra_state"],
+    "fsdp, optimizer alone": ["optim"],
+    "0.6.1": ["dist_ckpt", "huggingface"],
+    "0.9.1": ["model/huggingface", "optimizer/dist_ckpt", "extra/dist_ckpt"],
+    "0.9.1, model alone": ["model/huggingface"],
+    "0.9.1, use_megatron_fsdp": ["model/huggingface", "model/dist_ckpt"],
+}
+"""Kinds of FSDP's files, or Megatron's folders, by release and settings of verl."""
+
+
 def make_checkpoint(run_dir, step, layout="fsdp"):
-    """A checkpoint of two dies as verl writes it; `old`: Megatron's of verl 0.6.1."""
+    """A checkpoint of two dies as verl writes it."""
     folder = run_dir / "checkpoints" / f"global_step_{step}"
     actor = folder / "actor"
     actor.mkdir(parents=True)
-    if layout == "fsdp":
-        for kind, rank in product(("model", "optim", "extra_state"), (0, 1)):
-            torch.save(step, actor / f"{kind}_world_size_2_rank_{rank}.pt")
-    else:
-        parts = ["dist_ckpt"] if layout == "old" else ["model/dist_ckpt", "optimizer/dist_ckpt"]
-        for part in parts:
+    for part in LAYOUTS[layout]:
+        if layout.startswith("fsdp"):
+            for rank in (0, 1):
+                torch.save(step, actor / f"{part}_world_size_2_rank_{rank}.pt")
+        elif part.endswith("dist_ckpt"):
             save({"step": step}, storage_writer=FileSystemWriter(actor / part), no_dist=True)
             (actor / part / "metadata.json").write_text("{}")
-        if layout == "megatron":
-            contents = {part.split("/")[0]: {"path": part} for part in parts}
-            (actor / "ckpt_contents.json").write_text(json.dumps({"contents": contents}))
-            (actor / "extra" / "dist_ckpt").mkdir(parents=True)  # verl leaves it empty for parts that it does not save
+        else:
+            make_weights(actor / part)
+    if layout.startswith("0.9.1"):
+        (actor / "ckpt_contents.json").write_text("{}")
+        for part in ("model", "optimizer", "extra"):
+            (actor / part / "dist_ckpt").mkdir(parents=True, exist_ok=True)  # verl leaves it, empty if it saves none
     torch.save(step, folder / "data.pt")
     (run_dir / "checkpoints" / resume.TRACKER).write_text(str(step))
+
+
+def make_weights(folder):
+    """What mbridge writes: two files of weights, and the index of the model's folder, which names a third one too."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict(zip("ABC", names, strict=True))})
+    )
+    for name in names[:2]:
+        save_file({"A": torch.ones(3)}, folder / name)
 
 
 def add(run_dir, name, *rows):
@@ -53,14 +77,22 @@ def log_step(run_dir, step):
 
 
 @pytest.fixture
-def run_dir(tmp_path):
-    """A run of four steps with a checkpoint at each, the last two of which are kept."""
+def run_dir(tmp_path, request):
+    """A run of four steps with a checkpoint at each, the last two of which are kept; its parameter: their layout."""
     for step in (1, 2, 3, 4):
         log_step(tmp_path, step)
     for step in (2, 3, 4):
-        make_checkpoint(tmp_path, step)
+        make_checkpoint(tmp_path, step, getattr(request, "param", "fsdp"))
     shutil.rmtree(tmp_path / "checkpoints/global_step_2/actor")  # as verl prunes
     return tmp_path
+
+
+def point(run_dir, every, ranks=None):
+    return resume.point(run_dir, resume.checkpoints(run_dir), every, ranks)
+
+
+def rewind(run_dir, step):
+    resume.rewind(run_dir, resume.checkpoints(run_dir), step, keep=2)
 
 
 def state(run_dir):
@@ -116,47 +148,57 @@ KILLS = [lambda run_dir: None, tracker(""), tracker("\x00\x00"), in_the_next_rol
 def test_wherever_the_kill_falls_each_step_is_there_once(kill, run_dir):
     kill(run_dir)
     for _ in range(2):  # a second kill while the first one is mended changes nothing
-        assert resume.point(run_dir, 1) == 4
-        resume.rewind(run_dir, 4, keep=2)
+        assert point(run_dir, 1) == 4
+        rewind(run_dir, 4)
         assert state(run_dir) == steps_1_to(4, 3, 4)
 
 
 @pytest.mark.parametrize(
-    ("layout", "missing"),
+    ("run_dir", "missing"),
     [
-        ("fsdp", "actor/optim_world_size_2_rank_1.pt"),
-        ("megatron", "actor/ckpt_contents.json"),
-        ("megatron", "actor/optimizer/dist_ckpt/.metadata"),
-        ("megatron", "actor/model/dist_ckpt/__0_0.distcp"),
-        ("old", "actor/dist_ckpt/metadata.json"),
+        ("fsdp", "optim_world_size_2_rank_1.pt"),
+        ("fsdp, optimizer alone", "optim_world_size_2_rank_1.pt"),
+        ("0.6.1", "dist_ckpt/metadata.json"),
+        ("0.6.1", "huggingface/model-00002-of-00003.safetensors"),
+        ("0.9.1", "ckpt_contents.json"),
+        ("0.9.1", "optimizer/dist_ckpt/.metadata"),
+        ("0.9.1", "optimizer/dist_ckpt/__0_0.distcp"),
+        ("0.9.1", "model/huggingface/config.json"),
+        ("0.9.1, model alone", "model/huggingface/model-00001-of-00003.safetensors"),
+        ("0.9.1, use_megatron_fsdp", "model/dist_ckpt/.metadata"),
     ],
+    indirect=["run_dir"],
 )
-def test_a_checkpoint_without_all_files_is_not_gone_on_from_and_this_is_said(layout, missing, run_dir):
-    log_step(run_dir, 5)
-    make_checkpoint(run_dir, 5, layout)
-    assert resume.point(run_dir, 1) == 5 and not resume.incomplete(run_dir, 4)
-    (run_dir / "checkpoints/global_step_5" / missing).unlink()
-    assert resume.point(run_dir, 1) == 4
-    assert resume.incomplete(run_dir, 4) == [f"the checkpoint of step 5 is not complete: it lacks {missing}"]
-    resume.rewind(run_dir, 4, keep=2)
-    assert state(run_dir) == steps_1_to(4, 3, 4)
+def test_a_checkpoint_without_all_files_is_not_gone_on_from_and_this_is_said(run_dir, missing):
+    assert point(run_dir, 1) == 4
+    path = run_dir / "checkpoints/global_step_4/actor" / missing
+    said = [f"the checkpoint of step 4 is not complete: it lacks actor/{missing}"]
+    if path.suffix in (".pt", ".safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+        assert resume.incomplete(resume.checkpoints(run_dir), 3) == said
+    path.unlink()
+    assert point(run_dir, 1) == 3 and resume.incomplete(resume.checkpoints(run_dir), 3) == said
+    rewind(run_dir, 3)
+    assert state(run_dir) == steps_1_to(3, 3)
 
 
 def test_checkpoints_that_cannot_be_loaded_are_refused_and_stay(run_dir):
-    assert resume.point(run_dir, 1, ranks=2) == resume.point(run_dir, 1) == 4
-    with pytest.raises(UserError, match="of world size 2, which the recipe's world size 4 cannot load: set"):
-        resume.point(run_dir, 1, ranks=4)
+    assert point(run_dir, 1, ranks=2) == point(run_dir, 1) == 4
+    with pytest.raises(
+        UserError, match="FSDP with world size 2, which no other can load, and the recipe's is 4: set .* to 2,"
+    ):
+        point(run_dir, 1, ranks=4)
     for path in run_dir.rglob("*_rank_1.pt"):
         path.unlink()  # a host wrote them to a disk of its own
-    with pytest.raises(UserError, match="has no complete checkpoint, as that of step 4 lacks actor/.*_rank_1.pt: put"):
-        resume.point(run_dir, 1)
+    with pytest.raises(UserError, match="has no complete checkpoint: that of step 4 has lost actor/.*_rank_1.pt: put"):
+        point(run_dir, 1)
 
 
 def test_steps_behind_the_checkpoint_are_done_again(run_dir):
     shutil.rmtree(run_dir / "checkpoints" / "global_step_4")
-    assert resume.point(run_dir, 2) == 3
+    assert point(run_dir, 2) == 3
     (run_dir / "history").mkdir()
-    resume.rewind(run_dir, 3, keep=2)
+    rewind(run_dir, 3)
     assert state(run_dir) == steps_1_to(3, 3)
     assert (run_dir / "history").exists()
     log_step(run_dir, 4)
@@ -165,27 +207,27 @@ def test_steps_behind_the_checkpoint_are_done_again(run_dir):
 
 def test_without_checkpoints_a_run_starts_again(run_dir):
     with pytest.raises(UserError, match="has a checkpoint of step 4, which a run without checkpoints would remove"):
-        resume.point(run_dir, 0)
+        point(run_dir, 0)
     shutil.rmtree(run_dir / "checkpoints")
-    assert resume.point(run_dir, 0) == 0
+    assert point(run_dir, 0) == 0
     engine = run_dir / "history" / "replica-0" / "engine-0"
     engine.mkdir(parents=True)
     for name in ("pool", "switch.json", "lock", "../../routes.json"):
         (engine / name).touch()
-    resume.rewind(run_dir, 0, keep=2)
+    rewind(run_dir, 0)
     assert state(run_dir) == ([], [], 0, [], None)
     left = [path for path in (run_dir / "history").rglob("*") if path.is_file()]
     assert left == [engine / "lock"], "drafts of the run before would flatter this one; an engine of it may still end"
     assert not list(run_dir.glob("*.jsonl"))
-    assert resume.point(run_dir / "new", 1) == 0
+    assert point(run_dir / "new", 1) == 0
 
 
 def test_a_log_that_is_not_the_checkpoints_is_refused(run_dir):
     lines = (run_dir / "steps.jsonl").read_text().splitlines(keepends=True)
     for last in ([], [lines[3]]):  # it breaks off, or a step is missing
         (run_dir / "steps.jsonl").write_text("".join([*lines[:2], *last]))
-        with pytest.raises(UserError, match="has a checkpoint of step 4, but its steps.jsonl ends at step 2"):
-            resume.point(run_dir, 1)
+        with pytest.raises(UserError, match="has a checkpoint of step 4, and its steps.jsonl ends at step 2"):
+            point(run_dir, 1)
 
 
 @pytest.mark.parametrize("name", ["steps", "engine-0", "answers-7"])
@@ -194,7 +236,7 @@ def test_a_broken_line_is_named(run_dir, name):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([lines[0], '{"step": 2, "da\n', *lines[1:]]))
     with pytest.raises(UserError, match=rf"{name}.jsonl, line 2, is not JSON"):
-        resume.rewind(run_dir, resume.point(run_dir, 1), keep=2)
+        rewind(run_dir, point(run_dir, 1))
 
 
 def test_file_logger_adds_to_the_log(tmp_path, monkeypatch):
