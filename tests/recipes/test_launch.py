@@ -172,28 +172,25 @@ MANAGER = "verl.reward.reward_manager.source=importlib verl.reward.reward_manage
 
 
 @pytest.mark.parametrize(
-    ("source", "overrides", "status"),
+    ("key", "source", "overrides", "status"),
     [
-        ("my_company/invoices", "", 1),
-        ("math_dapo", "", 0),  # which verl knows
-        ("my_company/invoices", MANAGER, 0),
-        ("my_company/invoices", "verl.reward.reward_model.enable=true", 0),
+        ("train_files", "my_company/invoices", "", 1),
+        ("train_files", "math_dapo", "", 0),  # which verl knows
+        ("train_files", "my_company/invoices", MANAGER, 0),
+        ("train_files", "my_company/invoices", "verl.reward.reward_model.enable=true", 0),
+        ("val_files", "my_company/invoices", "trainer.test_freq=5", 1),
+        ("val_files", "my_company/invoices", "", 0),  # by default no run validates
     ],
 )
-@pytest.mark.parametrize(("key", "validates"), [("train_files", ""), ("val_files", "trainer.test_freq=5")])
-def test_data_of_a_source_without_a_reward_is_refused(
-    key, validates, source, overrides, status, tmp_path, capsys, patched
-):
-    """By the check too, unless the recipe changes verl's reward; data to validate on only where a run validates."""
+def test_data_of_a_source_without_a_reward_is_refused(key, source, overrides, status, tmp_path, capsys, patched):
+    """By the check too, if it is scored, and by verl's reward."""
     file = tmp_path / "data.parquet"
     rows = parquet.read_table(load().data.val_files).slice(0, 2)
     column = rows.column_names.index("data_source")
     parquet.write_table(rows.set_column(column, "data_source", pyarrow.array(["openai/gsm8k", source])), file)
-    words = [*arguments(tmp_path, f"data.{key}={file}", *overrides.split()), "--check"]
-    assert launch.main([*words, *validates.split()]) == status
+    assert launch.main([*arguments(tmp_path, f"data.{key}={file}", *overrides.split()), "--check"]) == status
     said = f"error: {file} has rows of data_source 'my_company/invoices', for which the reward has no rule: prepare it"
     assert capsys.readouterr().err[: len(said)] == said * status
-    assert launch.main(words) == status * (key == "train_files")
 
 
 @pytest.mark.parametrize(

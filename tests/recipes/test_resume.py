@@ -19,7 +19,7 @@ EVERY_STEP = {"rollout/spec/tokens": 10, "rollout/spec/drafted": 1, "timing_s/ge
 
 LAYOUTS = {
     "fsdp": ["model", "optim", "extra_state"],
-    "fsdp, optimizer alone": ["optim"],
+    "fsdp, hf_model alone": ["huggingface"],
     "0.6.1": ["dist_ckpt", "huggingface"],
     "0.9.1": ["model/huggingface", "optimizer/dist_ckpt", "extra/dist_ckpt"],
     "0.9.1, model alone": ["model/huggingface"],
@@ -34,7 +34,7 @@ def make_checkpoint(run_dir, step, layout="fsdp"):
     actor = folder / "actor"
     actor.mkdir(parents=True)
     for part in LAYOUTS[layout]:
-        if layout.startswith("fsdp"):
+        if layout == "fsdp":
             for rank in (0, 1):
                 torch.save(step, actor / f"{part}_world_size_2_rank_{rank}.pt")
         elif part.endswith("dist_ckpt"):
@@ -43,7 +43,8 @@ def make_checkpoint(run_dir, step, layout="fsdp"):
         else:
             make_weights(actor / part)
     if layout.startswith("0.9.1"):
-        (actor / "ckpt_contents.json").write_text("{}")
+        listed = LAYOUTS[layout if layout.endswith("alone") else "0.9.1"]
+        (actor / "ckpt_contents.json").write_text(json.dumps({"contents": {part: {"path": part} for part in listed}}))
         for part in ("model", "optimizer", "extra"):
             (actor / part / "dist_ckpt").mkdir(parents=True, exist_ok=True)  # verl leaves it, empty if it saves none
     torch.save(step, folder / "data.pt")
@@ -157,7 +158,7 @@ def test_wherever_the_kill_falls_each_step_is_there_once(kill, run_dir):
     ("run_dir", "missing"),
     [
         ("fsdp", "optim_world_size_2_rank_1.pt"),
-        ("fsdp, optimizer alone", "optim_world_size_2_rank_1.pt"),
+        ("fsdp, hf_model alone", "huggingface/model-00001-of-00003.safetensors"),
         ("0.6.1", "dist_ckpt/metadata.json"),
         ("0.6.1", "huggingface/model-00002-of-00003.safetensors"),
         ("0.9.1", "ckpt_contents.json"),
