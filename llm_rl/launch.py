@@ -39,9 +39,9 @@ from llm_rl.shape import read_shape
 MAY_CHANGE = ("steps", "env", "local_ray", "cluster", "checkpoints", "trainer")
 """Keys that may change when a run resumes; with FSDP the number of dies may not (resume.point)."""
 STARTS = 3
-"""Times that a run is started if Ray is late: Ray gives its agents 15 s, and a second start finds them cached."""
+"""Times that a run is started if Ray is late: Ray gives its agents 15 s, and a later start finds their files cached."""
 OTHER_REWARDS = ("custom_reward_function", "reward_manager", "reward_loop", "reward_fn_key")
-"""What keys of verl contain by which it, in any release, scores answers by another rule or another column."""
+"""Parts of the names of verl's keys, in any release, that change how or by which column answers are scored."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def run(recipe: Recipe, run_dir: Path) -> None:
 
 
 def resume_point(recipe: Recipe, run_dir: Path, found: list[resume.Checkpoint]) -> int:
-    """The step after which a run with the checkpoints found resumes; names newer ones from which it does not.
+    """The step after which a run with these checkpoints resumes; warns of newer ones that it cannot use.
 
     Raises UserError.
     """
@@ -213,8 +213,8 @@ def resume_point(recipe: Recipe, run_dir: Path, found: list[resume.Checkpoint]) 
 
 
 def check_sources(planned: Plan) -> None:
-    """UserError if data that is scored has a source that the reward does not know, unless the recipe changes verl's
-    reward."""
+    """Raises UserError if the reward does not know a source of the data that is scored, unless the recipe changes
+    verl's reward."""
     recipe, keys = planned.recipe, planned.recipe.verl_keys
     if any(word in name for name in keys for word in OTHER_REWARDS) or any(map(keys.get, layout.OTHER_MODELS)):
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resume a broken run: from its newest complete checkpoint whose step is in the log, with logs cut at that step.
 
-A checkpoint is complete when it has the files of all ranks, the kinds of files that the run's others have, and what
-verl writes last.
+A checkpoint is complete when it has the files of all ranks, the kinds of files that other checkpoints of the run have,
+and the file that verl writes last.
 
 A run may be killed at any time: while verl writes its tracker file, a checkpoint or a line of a log, or between a
 checkpoint and the line of its step. Everything after the step to resume from is removed and done again, so each log has
@@ -41,8 +41,8 @@ whose index may name files that verl never writes."""
 class Checkpoint:
     """A folder global_step_N.
 
-    missing: a file that it lacks, None if it is complete; finished: whether it has what verl writes last; ranks: those
-    that wrote it with FSDP, None without files of FSDP.
+    missing: a file that it lacks, None if it is complete; finished: whether it has the file that verl writes last;
+    ranks: how many wrote it with FSDP, None without FSDP's files.
     """
 
     step: int
@@ -90,8 +90,10 @@ def checkpoints(run_dir: Path) -> list[Checkpoint]:
 
 
 def _read(step: int, folder: Path, names: list[str] | None, kinds: list[str], others: set[str]) -> Checkpoint:
-    """A checkpoint with these files, None if it is not finished, of a run that needs these kinds of FSDP's files, or
-    these others."""
+    """Read a checkpoint.
+
+    names: its files, None if it is not finished; kinds: of FSDP's files, that it needs; others: further files, as well.
+    """
     if names is None:
         return Checkpoint(step, "data.pt", False, None)
     ranks = max((int(shard[2]) for shard in _shards(names)), default=None)
@@ -116,22 +118,27 @@ def _of_megatron(folder: Path, part: str) -> list[str]:
 
 
 def _whole(path: Path) -> bool:
-    """Whether a file is there and, if its format tells, has not been cut off."""
-    if path.suffix == ".pt":
-        return zipfile.is_zipfile(path)  # what torch.save writes ends in a table of contents
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
+    """Whether a file is there and, if its format tells, has not been cut off.
 
-        try:
+    Raises OSError if it cannot be read: it is not lost then, and nothing is removed.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if path.suffix == ".pt":
+            zipfile.ZipFile(path).close()  # what torch.save writes ends in a table of contents
+        elif path.suffix == ".safetensors":
             with safe_open(path, framework="np"):  # compares the length with the header
-                return True
-        except (OSError, SafetensorError):
-            return False
-    return path.is_file()
+                pass
+        else:
+            path.stat()
+    except (FileNotFoundError, NotADirectoryError, zipfile.BadZipFile, SafetensorError):
+        return False
+    return True
 
 
 def incomplete(found: list[Checkpoint], after: int) -> list[str]:
-    """A sentence for each checkpoint after a step from which no run resumes."""
+    """A sentence for each incomplete checkpoint of a step after `after`."""
     return [
         f"the checkpoint of step {checkpoint.step} is not complete: it lacks {checkpoint.missing}"
         for checkpoint in found
@@ -174,9 +181,8 @@ def point(run_dir: Path, found: list[Checkpoint], every: int, ranks: int | None 
     newest = usable[-1]
     if ranks and newest.ranks not in (None, ranks):
         raise UserError(
-            f"{run_dir} has a checkpoint of FSDP with world size {newest.ranks}, which no other can load, and the "
-            f"recipe's is {ranks}: set cluster.nodes x cluster.dies_per_node to {newest.ranks}, or take another "
-            "--run-dir"
+            f"{run_dir} has an FSDP checkpoint of world size {newest.ranks}, which the recipe's world size {ranks} "
+            f"cannot load: set cluster.nodes x cluster.dies_per_node to {newest.ranks}, or take another --run-dir"
         )
     return newest.step
 

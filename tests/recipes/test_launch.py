@@ -189,7 +189,7 @@ def test_data_of_a_source_without_a_reward_is_refused(key, source, overrides, st
     column = rows.column_names.index("data_source")
     parquet.write_table(rows.set_column(column, "data_source", pyarrow.array(["openai/gsm8k", source])), file)
     assert launch.main([*arguments(tmp_path, f"data.{key}={file}", *overrides.split()), "--check"]) == status
-    said = f"error: {file} has rows of data_source 'my_company/invoices', for which the reward has no rule: prepare it"
+    said = f"error: {file} has rows of data_source 'my_company/invoices', for which there is no reward: prepare it"
     assert capsys.readouterr().err[: len(said)] == said * status
 
 
@@ -325,7 +325,10 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
     assert "warning: the checkpoint of step 3 is not complete: it lacks data.pt\n" in capsys.readouterr().out
     for other, said in (
         (["seed=2"], "holds 2 steps of a run with another seed: go on"),
-        (["cluster.dies_per_node=2"], "and the recipe's is 2: set cluster.nodes x cluster.dies_per_node to 1, or"),
+        (
+            ["cluster.dies_per_node=2"],
+            "which the recipe's world size 2 cannot load: set cluster.nodes x cluster.dies_per_node to 1, or",
+        ),
         (["--object-store", str(1 << 50)], "take more hosts"),
     ):
         assert launch.main([*more, "--check", *other]) == 1
@@ -349,7 +352,7 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
 
 
 def test_what_is_only_shown_ends_no_run(tmp_path, capsys):
-    """Nor does a log that cannot be read, or output that cannot be written."""
+    """A log that cannot be read or output that cannot be written does not end it either."""
     log, seen = tmp_path / "steps.jsonl", tmp_path / "seen"
     step = {"step": 1, "data": {"timing_s/step": 2.0, "critic/rewards/mean": None, "rollout/spec/drafted": "x"}}
     first, *others = [json.dumps(step), "{", json.dumps(step | {"step": 2})]

@@ -185,13 +185,11 @@ def test_a_checkpoint_without_all_files_is_not_gone_on_from_and_this_is_said(run
 
 def test_checkpoints_that_cannot_be_loaded_are_refused_and_stay(run_dir):
     assert point(run_dir, 1, ranks=2) == point(run_dir, 1) == 4
-    with pytest.raises(
-        UserError, match="FSDP with world size 2, which no other can load, and the recipe's is 4: set .* to 2,"
-    ):
+    with pytest.raises(UserError, match="of world size 2, which the recipe's world size 4 cannot load: set .* to 2,"):
         point(run_dir, 1, ranks=4)
     for path in run_dir.rglob("*_rank_1.pt"):
         path.unlink()  # a host wrote them to a disk of its own
-    with pytest.raises(UserError, match="has no complete checkpoint: that of step 4 has lost actor/.*_rank_1.pt: put"):
+    with pytest.raises(UserError, match="has no complete checkpoint, as that of step 4 lacks actor/.*_rank_1.pt: put"):
         point(run_dir, 1)
 
 
@@ -227,7 +225,7 @@ def test_a_log_that_is_not_the_checkpoints_is_refused(run_dir):
     lines = (run_dir / "steps.jsonl").read_text().splitlines(keepends=True)
     for last in ([], [lines[3]]):  # it breaks off, or a step is missing
         (run_dir / "steps.jsonl").write_text("".join([*lines[:2], *last]))
-        with pytest.raises(UserError, match="has a checkpoint of step 4, and its steps.jsonl ends at step 2"):
+        with pytest.raises(UserError, match="has a checkpoint of step 4, but its steps.jsonl ends at step 2"):
             point(run_dir, 1)
 
 
