@@ -20,7 +20,6 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-import adapter
 import noting_pool
 import pytest
 import tiny_qwen3
@@ -107,7 +106,7 @@ def plain(model, device):
     """The second runner without speculation: the reference."""
     import vllm
 
-    engine = start(model, **adapter.SETTINGS)
+    engine = start(model)
     assert engine.engine.vllm_config.use_v2_model_runner
     print(f"vLLM {vllm.__version__}")
     yield engine
@@ -117,8 +116,8 @@ def plain(model, device):
 synchronous = started(start, sam=SEEDED | {"min_prob": 0.1}, async_scheduling=False)
 
 
-asynchronous = started(start, sam=SEEDED, **TIGHT, **adapter.SETTINGS)
-"""Drafts up to 6 requests. Takes LoRA adapters, as `plain` does."""
+asynchronous = started(start, sam=SEEDED, **TIGHT)
+"""Drafts up to 6 requests."""
 
 
 auto = started(

@@ -8,7 +8,7 @@ import time
 import adapter
 import numpy as np
 import pytest
-from conftest import AUTO, appended, note_answers, noted_answers, pause_at_random, start
+from conftest import AUTO, SEEDED, appended, note_answers, noted_answers, pause_at_random, start
 from engine_checks import go_on_from_what_they_had, settled, speculated
 from sam_core.proposer import REPORT_INTERVAL_S
 from test_same_text import SAMPLED
@@ -135,15 +135,18 @@ def test_a_sleep_may_abort_what_runs(plain, asynchronous, prompts, model):
     speculated(asynchronous)
 
 
-def test_adapters(plain, asynchronous, prompts, tmp_path):
+def test_adapters(model, device, plain, prompts, tmp_path):
     """Requests with a LoRA adapter and without, which share prompts and so drafts. The adapter also changes logits,
-    and a draft has several rows of them."""
+    and a draft has several rows of them. Eight requests at once get no drafts, and so give the expected texts."""
     adapters, each = [adapter.save(tmp_path, VOCAB), None] * 2, [{}, {}, *SAMPLED[:2]]
     asked = [prompts[0], prompts[0], prompts[1], prompts[1]]
-    expected = plain.run(asked, 40, each=each, adapters=adapters)
+    engine = start(model, sam=SEEDED, **adapter.SETTINGS)
+    expected = engine.run(2 * asked, 40, each=2 * each, adapters=2 * adapters)[:4]
+    assert engine.count("drafted") == 0
     assert expected[1::2] == plain.run(asked[1::2], 40, each=each[1::2]) and expected[0] != expected[1]
-    assert asynchronous.run(asked, 40, stagger=3, each=each, adapters=adapters) == expected
-    speculated(asynchronous)
+    assert engine.run(asked, 40, stagger=3, each=each, adapters=adapters) == expected
+    speculated(engine)
+    engine.stop()
 
 
 def test_no_drafts_above_the_threshold(plain, asynchronous, prompts):
