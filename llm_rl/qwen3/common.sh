@@ -16,9 +16,9 @@ if [[ ! -f $root/patches/$pin/recipe.toml ]]; then
     exit 1
 fi
 python=${PYTHON:-$root/.venvs/$pin/bin/python}
-if [[ ! -x $(command -v "$python") ]]; then
+if [[ -d $python || ! -x $(command -v "$python") ]]; then
     remedy="run ci/setup-env $pin first"
-    echo "error: there is no $python: ${PYTHON:+set PYTHON to an interpreter, or unset it and }$remedy" >&2
+    echo "error: there is no program $python: ${PYTHON:+set PYTHON to an interpreter, or unset it and }$remedy" >&2
     exit 1
 fi
 [[ $python != */* ]] || python=$(realpath -s "$python")

@@ -140,9 +140,10 @@ def choose(args: argparse.Namespace) -> tuple[PinSet, target.Target]:
         raise Failure(f"Name the pin set, one of {', '.join(pinset.name for pinset, _ in best)}: {fit} {place.root}.")
     present = sorted({site.present for _, place in best for site in place.sites if site.present})
     has = f"{', '.join(present)}, which no pin set patches" if present else "no module that a pin set patches"
+    plugin = "use sam_core's plugin if it supports that release of vLLM (docs/gpu.md), " if present else ""
     pinned = (f"{name.name} ({', '.join(f'{m.name} {m.version}' for m in name.modules.values())})" for name, _ in best)
     raise Failure(
-        f"{place.root} has {has}: install the modules that you use of one of {', '.join(pinned)}, or name "
+        f"{place.root} has {has}: {plugin}install the modules that you use of one of {', '.join(pinned)}, or name "
         "another environment with --env."
     )
 
@@ -168,6 +169,9 @@ def check_patched(args: argparse.Namespace) -> None:
 def status(args: argparse.Namespace) -> bool:
     """The command status; returns whether all is in order."""
     places = fitting(args)
+    here = any(site.present for _, place in places for site in place.sites)
+    if here and not args.json and len(places) > 1 and not any(target.fit(places[0][1])):
+        choose(args)  # says so
     if args.json:
         print(json.dumps({pinset.name: target.states(place) for pinset, place in places}))
         return True

@@ -478,8 +478,9 @@ def test_the_pin_set_that_fits_is_chosen(repo, venv, tmp_path):
     assert "no pin set 'pins-3': patches/ has pins-1, pins-2" in repo.run("drop", "pins-3", code=1)
     for info in ("alpha_cpu-1.2.0+cpu", "beta-0.3"):
         (venv / f"{info}.dist-info/METADATA").write_text(f"Name: {info.partition('-')[0]}\nVersion: 9\n")
-    said = repo.run("apply", *env, code=1)
-    assert "has alpha_cpu 9, beta 9, which no pin set patches: install the modules that you use of one of" in said
+    for command in ("apply", "status"):
+        said = repo.run(command, *env, code=1)
+        assert "has alpha_cpu 9, beta 9, which no pin set patches: use sam_core's plugin if it supports" in said
 
 
 NOBODY = """

@@ -67,7 +67,8 @@ def test_small_outputs():
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("info", "", "no version"),
+        ("info", "", "no version, but: nothing"),
+        ("info", "dcmi module initialize failed. ret is -8005\n", "no version, but: dcmi module initialize failed."),
         ("info", npu_outputs.info(0), "listed no die"),
         ("info", npu_outputs.info(2).replace("Phy-ID", "      "), "no column Phy-ID, expected the table of Atlas A3"),
         ("info", "\n".join(npu_outputs.info().splitlines()[:13]), "in the middle of NPU 1"),

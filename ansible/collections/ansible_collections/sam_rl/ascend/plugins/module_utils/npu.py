@@ -62,7 +62,8 @@ def parse_info(text):
     """
     found = re.search(r"Version:\s*([0-9A-Za-z][\w.]*)", text)
     if not found:
-        raise Unreadable("`npu-smi info` printed no version")
+        said = " ".join(text.split())[:200] or "nothing"
+        raise Unreadable(f"`npu-smi info` printed no version, but: {said}")
     if not re.search(r"\|\s*Chip\s+Phy-ID\b", text):
         raise Unreadable("`npu-smi info` printed no column Phy-ID, expected the table of Atlas A3")
     dies, first = [], None
