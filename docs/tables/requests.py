@@ -17,7 +17,7 @@ WORDS = {
     "zh": dict(zip(STATUSES, ("起草", "不起草", "拒绝", "未测试"), strict=True)),
 }
 HEADS = {
-    "en": ("request with", "of kind", "why", "Tested by"),
+    "en": ("request with", "kind of request", "why", "Tested by"),
     "zh": ("请求带有", "请求种类", "原因", "由以下测试保证"),
 }
 KINDS = {

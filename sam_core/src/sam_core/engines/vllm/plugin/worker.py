@@ -54,6 +54,8 @@ def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> 
         max_concurrent,
         **proposer_settings(vllm_config, tp_group),
     )
+    if model.runner_type == "pooling":
+        proposer.drafting = False  # its requests answer with no tokens
     req_states.sam_speculator = speculator = Speculator(
         proposer,
         vllm_config.scheduler_config.max_num_seqs,
