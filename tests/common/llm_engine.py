@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real engine of the pinned vLLM, multi-process as users run it."""
 
+import pace
 from engine_checks import random_seed
 from sam_core.engines.vllm.step_log import StepLog
 from sessions import add_turn
@@ -34,7 +35,9 @@ class Engine:
     def start(self, settings, speculative):
         """settings: arguments of EngineArgs."""
         from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.core import EngineCoreProc
 
+        EngineCoreProc.allow = pace.allow
         self.log = Log()
         self.engine = self.make(EngineArgs(speculative_config=speculative, **settings))
         self.requests = 0
@@ -61,7 +64,8 @@ class Engine:
     ):
         """Answer prompts; `stagger` engine outputs lie between arrivals; the requests in `abort` end after 5 tokens.
 
-        `interrupt` is called with vLLM's engine after `after` outputs.
+        `interrupt` is called with vLLM's engine after `after` outputs. The core makes no output before it is asked
+        for it, so these numbers mean the same under any load.
 
         `sampling` holds for all requests, `each` has more settings for each of them, also a cache_salt; `adapters`:
         the LoRARequest or None of each; `priorities`: their numbers.
@@ -73,35 +77,36 @@ class Engine:
 
         lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
         sampling = GREEDY | sampling
-        self.log.path = "kept in memory"
-        self.log._rows, self.log.preemptions = [], 0
         waiting = list(enumerate(prompts))
         names, answers, finished, outputs = {}, {}, {}, 0
-        while waiting or self.engine.has_unfinished_requests():
-            while waiting and (not stagger or outputs >= stagger * waiting[0][0] or not names):
-                i, prompt = waiting.pop(0)
-                name = str(self.requests)
-                self.requests += 1
-                own = dict(each[i]) if each else {}
-                salt = {"cache_salt": own.pop("cache_salt")} if "cache_salt" in own else {}
-                params = SamplingParams(max_tokens=lengths[i], **(sampling | own))
-                adapter = adapters and adapters[i]
-                priority = priorities[i] if priorities else 0
-                asked = {"prompt_token_ids": prompt, **salt}
-                self.engine.add_request(name, asked, params, lora_request=adapter, priority=priority)
-                names[name] = i
-            if stagger and waiting and not self.engine.has_unfinished_requests():
-                outputs = stagger * waiting[0][0]
-                continue
-            for output in self.engine.step():
-                i = names[output.request_id]
-                answers[i], finished[i] = list(output.outputs[0].token_ids), output
-                if i in abort and len(answers[i]) >= 5 and not output.finished:
-                    self.engine.abort_request([output.request_id])
-            outputs += 1
-            if interrupt and outputs >= after:
-                interrupt(self.engine)
-                interrupt = None
+        with pace.kept_with(self.engine):
+            self.log.path = "kept in memory"
+            self.log._rows, self.log.preemptions = [], 0
+            while waiting or self.engine.has_unfinished_requests():
+                while waiting and (not stagger or outputs >= stagger * waiting[0][0] or not names):
+                    i, prompt = waiting.pop(0)
+                    name = str(self.requests)
+                    self.requests += 1
+                    own = dict(each[i]) if each else {}
+                    salt = {"cache_salt": own.pop("cache_salt")} if "cache_salt" in own else {}
+                    params = SamplingParams(max_tokens=lengths[i], **(sampling | own))
+                    adapter = adapters and adapters[i]
+                    priority = priorities[i] if priorities else 0
+                    asked = {"prompt_token_ids": prompt, **salt}
+                    self.engine.add_request(name, asked, params, lora_request=adapter, priority=priority)
+                    names[name] = i
+                if stagger and waiting and not self.engine.has_unfinished_requests():
+                    outputs = stagger * waiting[0][0]
+                    continue
+                for output in self.engine.step():
+                    i = names[output.request_id]
+                    answers[i], finished[i] = list(output.outputs[0].token_ids), output
+                    if i in abort and len(answers[i]) >= 5 and not output.finished:
+                        self.engine.abort_request([output.request_id])
+                outputs += 1
+                if interrupt and outputs >= after:
+                    interrupt(self.engine)
+                    interrupt = None
         self.rows, self.log._rows, self.log.path = self.log._rows, [], None
         self.outputs = [finished.get(i) for i in range(len(prompts))]
         return [answers.get(i, []) for i in range(len(prompts))]
