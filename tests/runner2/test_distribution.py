@@ -59,7 +59,8 @@ SYNCHRONOUS = pytest.param({"threshold": TEXTS}, False, marks=pytest.mark.slow, 
 
 @pytest.mark.parametrize(("sam", "asynchronous"), [SYNCHRONOUS, pytest.param({"switch": "auto"}, True, id="auto")])
 def test_law_of_the_next_token(chain, device, sam, asynchronous):
-    """Chi-square over all pairs of tokens that follow each other. A run repeats itself."""
+    """Chi-square over all pairs of tokens that follow each other. With `auto` what is drafted, and so what is sampled,
+    depends on the time that steps take: the bound is one that no run goes below by chance."""
     folder, law = chain
     engine = start(folder, sam, k=7, async_scheduling=asynchronous, max_num_seqs=TEXTS, max_model_len=512, seed=1)
     first = [7 * i % VOCAB for i in range(TEXTS)]
@@ -75,5 +76,5 @@ def test_law_of_the_next_token(chain, device, sam, asynchronous):
     assert counts.sum() == TEXTS * LENGTH
     p = chi_square_p_value(counts, law * counts.sum(1, keepdims=True), least=5)
     print(f"p {p}; drafted {drafted}, accepted {accepted}")
-    assert p > 1e-3
+    assert p > 1e-6
     assert accepted > 0.3 * drafted
