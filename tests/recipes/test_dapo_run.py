@@ -138,7 +138,7 @@ def test_step_log_has_the_speculation_metrics(run):
         # what is accepted behind the end of an answer is not emitted
         assert data["request_steps"] < data["tokens"] <= data["request_steps"] + data["accepted"]
         assert data["draft_ms"] > 0 and data["tail_s"] > 0 and data["index_bytes"] > 0
-        assert 0.3 * data["busy_s"] < data["cpu_s"] < 8 * data["busy_s"]
+        assert 1e-3 * data["decode_steps"] < data["cpu_s"] < 8 * data["busy_s"]
         sources = ("request", "group", "history", "corpus", "common")
         assert data["drafted"] <= data["proposed"] <= sum(data[f"proposed_{source}"] for source in sources)
         assert data["accepted_group"] > 0 and data["accepted_request"] > 0
