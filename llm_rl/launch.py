@@ -71,7 +71,7 @@ class Plan:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m llm_rl.launch",
-        description="Run a recipe under the patched verl and vLLM of its pin set.",
+        description="Run a recipe under the verl and vLLM of its pin set.",
         epilog="Overrides: sam=off, sam=batch, seed=2, steps=10, sam_options.k=4, checkpoints.every=1 ... "
         "(docs/recipes.md)",
     )

@@ -33,7 +33,8 @@ class PinSet:
     """A pin set as recipes use it.
 
     name: of its folder; pins: pins.toml; verl: name and version of its verl; keys: its key map; environment: variables
-    of all processes; collective_timeout: seconds that a collective of an NPU may wait.
+    of all processes; collective_timeout: seconds that a collective of an NPU may wait; speculation: the beginning of
+    the names of the engine's speculative_config; speculation_on: other settings that it needs.
     """
 
     def __init__(self, name: str) -> None:
@@ -49,6 +50,8 @@ class PinSet:
         facts = tomllib.loads(path.read_text())
         self.environment: dict[str, str] = facts.get("environment", {})
         self.collective_timeout: int = facts["collective_timeout_s"]
+        self.speculation: str = facts["speculation"]
+        self.speculation_on: dict[str, Any] = facts.get("speculation_on", {})
         self.keys = KeyMap(path, facts)
 
     @functools.cached_property

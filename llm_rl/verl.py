@@ -43,7 +43,7 @@ def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, 
         for name, value in recipe.local_ray.items():
             settings[f"{'' if name == 'num_cpus' else '+'}ray_kwargs.ray_init.{name}"] = value
     settings |= {f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}": value for name, value in env.items()}
-    settings |= _speculation(recipe, run_dir)
+    settings |= _speculation(recipe, pin_set, run_dir)
     if prometheus.folder():
         source = str(prometheus.verl_file(run_dir))
         settings |= {f"{PROMETHEUS}enable": True, f"{PROMETHEUS}file": source}
@@ -91,16 +91,16 @@ def _mindspeed(recipe: Recipe) -> dict[str, Any]:
     return {f"+{transformer}{name}": value for name, value in settings.items() if transformer + name not in given}
 
 
-def _speculation(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
+def _speculation(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, Any]:
     """The engine's settings of SAM. Without speculation it samples as with it: by the same mode of verification."""
     if recipe.sam == "off":
         verify = recipe.options.verify
         additional = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config."
         return {additional + "sam_verify": verify} if verify != Options.verify else {}
     sam = recipe.sam_options | {"history": recipe.history(run_dir), "switch": recipe.sam}
-    config = "actor_rollout_ref.rollout.speculative."
+    config = pin_set.speculation
     return {
-        config + "enable": True,
+        **pin_set.speculation_on,
         config + "method": "sam",
         config + "num_speculative_tokens": sam.pop("k"),
         **{f"{config}sam.{name}": value for name, value in sam.items()},

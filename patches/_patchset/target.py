@@ -156,7 +156,7 @@ def source_tree(module: Module, root: Path, prefix: str) -> Site:
 
 
 def inspect(site: Site) -> State:
-    """The state of a module, by comparing its touched files with the record."""
+    """The state of a module, by comparing its touched files with the record; one without patches is patched."""
     if not site.present:
         return State("not there" if site.tree else "not installed")
     if site.editable:
@@ -165,7 +165,7 @@ def inspect(site: Site) -> State:
         return State(site.refusal[0], [site.refusal[1]])
     blobs, files = site.module.recorded().blobs, site.files()
     current = {path: content_id(files, path) for path in blobs}
-    for name, end in (("original", 0), ("patched", 1)):
+    for name, end in (("original", 0), ("patched", 1)) if blobs else (("patched", 1),):
         if all(current[path] == ends[end] for path, ends in blobs.items()):
             return State(name)
     odd = [path for path in sorted(blobs) if current[path] not in blobs[path]]

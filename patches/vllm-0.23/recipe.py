@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ ENTRY_POINTS = {
     "fully_async": ("fully_async_policy", "fully_async_main", "fully_async_ppo_trainer"),
 }
 """By trainer mode: package of verl.experimental, its module, and its configuration."""
+PLUGINS = {"sam", "sam_rl"}
+"""Entry points of verl that sam_core and llm_rl bring."""
 
 
 def check(recipe: Recipe) -> None:
@@ -85,6 +89,7 @@ def _mode(recipe: Recipe) -> dict[str, Any]:
 
 
 def entry_point(recipe: Recipe, verl: Path) -> EntryPoint:
+    _check_verl(verl)
     config = verl / "trainer" / "config"
     if recipe.trainer.mode not in ENTRY_POINTS:
         return EntryPoint("verl.trainer.main_ppo", config, "ppo_trainer")
@@ -96,3 +101,30 @@ def entry_point(recipe: Recipe, verl: Path) -> EntryPoint:
         ("hydra.searchpath=['pkg://verl.trainer.config']",),
         search_path=config,
     )
+
+
+def _check_verl(verl: Path) -> None:
+    """ValueError unless the plugins of this verl will do their work."""
+    from sam_core.engines.verl import hooks
+
+    from llm_rl import verl_plugin  # which waits for verl's modules, so not where verl is not installed
+
+    if hooks.is_patched(verl):
+        raise ValueError(
+            f"{verl} has the patches of an earlier release of this project, which plugins have replaced: call "
+            "`pip install --force-reinstall --no-deps verl==0.9.1`"
+        )
+    hooks.check(verl, "0.9.1")
+    verl_plugin.check(verl)
+    missing = PLUGINS - {plugin.name for plugin in importlib.metadata.entry_points(group="verl.plugins")}
+    if missing:
+        raise ValueError(
+            f"the plugins {', '.join(sorted(missing))} of verl are not installed: call `pip install ./sam_core "
+            ".` in the checkout, or ci/setup-env vllm-0.23"
+        )
+    chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip()
+    if chosen.lower() != "auto" and not {*map(str.strip, chosen.lower().split(","))} >= PLUGINS:
+        raise ValueError(
+            f"VERL_USE_EXTERNAL_PLUGINS is {chosen!r}, by which verl leaves out plugins that recipes need: unset "
+            f"it, or name {', '.join(sorted(PLUGINS))} too"
+        )

@@ -14,6 +14,8 @@ import tomllib
 import pytest
 from hydra.errors import ConfigCompositionException, InstantiationException
 from omegaconf import OmegaConf
+from sam_core.engines import hooks as engine_hooks
+from sam_core.engines.verl import hooks
 from sam_core.options import Options
 from verl.utils.config import omega_conf_to_dataclass
 
@@ -90,7 +92,7 @@ def test_every_recipe_composes(name, sam, given, capsys):
         return
     lines, words = given(name, f"sam={sam}")
     for setting in ("method=sam", f"sam.switch={sam}"):
-        assert (f"actor_rollout_ref.rollout.speculative.{setting}" in words) == (sam != "off")
+        assert (f"{PinSet(PIN_SET).speculation}{setting}" in words) == (sam != "off")
     assert words[3] == ("recipe.dapo.main_dapo" if DAPO_IN_CHECKOUT else "verl.trainer.main_ppo")
     assert lines[0].startswith(f"# {name.replace('_', '-')}: pin set {PIN_SET}, sam {sam}")
     exported = dict(line.removeprefix("export ").split("=", 1) for line in lines if line.startswith("export "))
@@ -135,6 +137,7 @@ def composed(*overrides):
     return rollout, omega_conf_to_dataclass(rollout)
 
 
+@pytest.mark.skipif(not DAPO_IN_CHECKOUT, reason="this verl has the engine's own speculative_config")
 def test_the_option_block_reaches_the_engine():
     """Also from the configuration before it is a dataclass; with `enable` off, or untouched, nothing is added."""
     from verl.workers.config import uses_sam, vllm_engine_kwargs
@@ -153,9 +156,6 @@ def test_the_option_block_reaches_the_engine():
         for rollout in composed(*overrides):
             assert (vllm_engine_kwargs(rollout), uses_sam(rollout)) == (kwargs, sam)
     refused = [(f"+{engine}speculative_config.method=sam", vllm_engine_kwargs, "are both given: keep one")]
-    if "disaggregation" in composed()[0]:
-        split = "actor_rollout_ref.rollout.disaggregation.enabled=true"
-        refused.append((split, vllm_engine_kwargs, "disaggregation.enabled are both on: keep one"))
     refused.append(("actor_rollout_ref.rollout.name=sglang", uses_sam, "is for vLLM, and rollout.name is sglang"))
     for override, function, reason in refused:
         for rollout in composed(on, override):
@@ -165,6 +165,7 @@ def test_the_option_block_reaches_the_engine():
     assert unset == {field.name for field in dataclasses.fields(Options)}
 
 
+@pytest.mark.skipif(not DAPO_IN_CHECKOUT, reason="the engine refuses them")
 @pytest.mark.parametrize("unknown", ["enabled=true", "sam.treshold=3", "+enabled=true"])
 def test_unknown_keys_of_the_option_block_are_refused(unknown):
     with pytest.raises((ConfigCompositionException, InstantiationException)):
@@ -215,6 +216,68 @@ def test_another_pin_sets_environment_and_keys_are_refused(capsys):
             assert dry_run("dapo_qwen3_32b_32die", f"verl.{name}=1") == 1
             sentence = f"error: verl.{name} is a key of {other.verl} (pin set {other.name}), not of {INSTALLED}"
             assert capsys.readouterr().err == sentence + (f": use {key}\n" if key else "\n")
+
+
+@pytest.fixture
+def verl_copy(tmp_path, monkeypatch):
+    """A copy of the installed verl that the launcher takes for it."""
+    folder = tmp_path / "verl"
+    shutil.copytree(PinSet.verl_package(), folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(PinSet, "verl_package", staticmethod(lambda: folder))
+    return folder
+
+
+@pytest.mark.skipif(DAPO_IN_CHECKOUT, reason="this verl has patches and no plugins")
+@pytest.mark.parametrize(
+    ("file", "old", "new", "sentence"),
+    [
+        (
+            "workers/config/rollout.py",
+            "",
+            "def uses_sam(rollout): ...\n",
+            "has the patches of an earlier release of this ",
+        ),
+        (
+            "utils/debug/metrics.py",
+            "def calculate_debug",
+            "def calc_debug",
+            "'sam' knows verl 0.9.1 and does not fit the",
+        ),
+        ("utils/tracking.py", '"wb", buffering=0', '"ab"', "FileLogger.__init__ no longer has `self.fp = open("),
+        (
+            "trainer/ppo/v1/trainer_base.py",
+            "def _init_dataloader",
+            "def _init_data",
+            "PPOTrainer._init_dataloader is mis",
+        ),
+    ],
+)
+def test_a_verl_that_the_plugins_do_not_fit_is_refused(verl_copy, file, old, new, sentence, capsys):
+    assert not dry_run("dapo_qwen3_tiny_cpu")
+    engine_hooks.tree.cache_clear()
+    engine_hooks._find.cache_clear()
+    hooks.check.cache_clear()
+    text = (verl_copy / file).read_text()
+    (verl_copy / file).write_text(text.replace(old, new) if old else text + new)
+    assert dry_run("dapo_qwen3_tiny_cpu") == 1
+    printed = capsys.readouterr().err
+    assert sentence in printed and printed.count("\n") == 1
+    assert "`pip install --force-reinstall --no-deps verl==0.9.1`" in printed or "install verl 0.9.1" in printed
+
+
+@pytest.mark.skipif(DAPO_IN_CHECKOUT, reason="this verl has patches and no plugins")
+def test_plugins_that_verl_would_not_load_are_said(monkeypatch, capsys):
+    for value, code in (("auto", 0), ("sam, sam_rl,own", 0), ("none", 1), ("sam", 1)):
+        monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", value)
+        assert dry_run("dapo_qwen3_tiny_cpu") == code
+        assert code == 0 or f"VERL_USE_EXTERNAL_PLUGINS is '{value}', by which" in capsys.readouterr().err
+    monkeypatch.delenv("VERL_USE_EXTERNAL_PLUGINS")
+    entry_points, ours = importlib.metadata.entry_points, "verl.plugins"
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [] if group == ours else entry_points(group=group)
+    )
+    assert dry_run("dapo_qwen3_tiny_cpu") == 1
+    assert "the plugins sam, sam_rl of verl are not installed: call `pip install " in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not DAPO_IN_CHECKOUT, reason="this verl has its trainer in its package")

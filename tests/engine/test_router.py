@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router plug-in of verl."""
+"""The router plug-in of verl; tests/verl_plugin has when it is taken."""
 
-import asyncio
 import itertools
 
-from omegaconf import OmegaConf
-from sam_core.engines.verl import ROUTER_CONFIG
 from sam_core.engines.verl.router import PromptRouter
 
 PROMPTS = [[1, 2, i] for i in range(8)]
@@ -39,23 +36,3 @@ def test_prompts_return_to_their_replica_in_a_run_that_is_started_again(tmp_path
     late.add_servers(replicas)  # as with elastic ones
     for i, one in itertools.product((6, 3, 1, 0, 7), (again, late)):
         assert one.acquire_server(f"{i}", prompt_ids=PROMPTS[i])[0] == homes[i].replace("first", "second")
-
-
-def test_sam_brings_its_router(monkeypatch):
-    from verl.workers.rollout import router
-    from verl.workers.rollout.llm_server import LLMServerManager
-
-    monkeypatch.setattr(router, "get_router_handle", lambda **given: given["router_config_path"])
-
-    def chosen(enable=True, **more):
-        manager = object.__new__(LLMServerManager)
-        manager.server_addresses = manager.server_handles = ["s0", "s1"]
-        manager._load_balancer_cls = None
-        block = {"enable": enable, "method": "sam", "num_speculative_tokens": None, "sam": {}}
-        manager.rollout_config = OmegaConf.create({"name": "vllm", "speculative": block} | more)
-        asyncio.run(manager._init_global_load_balancer())
-        return manager.global_load_balancer
-
-    assert chosen() == str(ROUTER_CONFIG)
-    assert chosen(router_config_path="own.yaml") == "own.yaml"
-    assert chosen(enable=False) is chosen(full_determinism=True) is None

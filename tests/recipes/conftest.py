@@ -6,7 +6,6 @@ import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 
@@ -27,7 +26,7 @@ def train():
 
     def run(folder, *overrides, script="tiny", validate=False, site="forked", **variables):
         if validate:
-            val_kwargs = ("do_sample=true", "temperature=1", "n=4", "seed=3")
+            val_kwargs = ("do_sample=true", "temperature=1", "n=4", "+seed=3")
             overrides += tuple(f"verl.actor_rollout_ref.rollout.val_kwargs.{setting}" for setting in val_kwargs)
             overrides += ("trainer.val_before_train=true", "trainer.test_freq=1", "verl.data.val_max_samples=8")
             overrides += ("verl.data.val_batch_size=5", f"verl.trainer.validation_data_dir={folder}/validation")
@@ -72,8 +71,26 @@ def off(train, tmp_path_factory):
     return folder
 
 
-class Loader(list):
-    state_dict, load_state_dict = dict, mock.Mock()
+class Loader:
+    """A dataloader of batches of one prompt, that knows how many it has given."""
+
+    def __init__(self, dataset, **settings):
+        self.dataset, self.given = dataset, 0
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __iter__(self):
+        while self.given < len(self.dataset):
+            self.given += 1
+            yield dict(self.dataset[self.given - 1])
+        self.given = 0
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.given = state["given"]
 
 
 @pytest.fixture
@@ -82,15 +99,22 @@ def make_trainer(monkeypatch):
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1 import trainer_base
 
+    common = {"trainer": {"v1": {"sampler": {}}, "total_epochs": 1, "total_training_steps": 3}}
+    common["data"] = {"train_files": "", "val_files": "", "val_batch_size": 1, "dataloader_num_workers": 0}
+
     class Trainer(trainer_base.PPOTrainer):
         def __init__(self, config, prompts, generate):
-            self.config = OmegaConf.create(config)
+            self.config = OmegaConf.merge(common, config)
             self.trainer_mode, self.global_steps, self.use_critic = "sync", 1, False
-            self.train_dataloader = Loader({"raw_prompt": [f"p{i}"], "index": [i]} for i in range(prompts))
-            self.train_dataloader_it = None
-            self.asked_chunks, self.returned_chunks = [], []
+            self.tokenizer = self.processor = None
+            self.parameter_sync_step = 1
+            rows = [{"raw_prompt": [f"p{i}"], "index": [i]} for i in range(prompts)]
+            monkeypatch.setattr(trainer_base, "create_rl_dataset", lambda *args, **kwargs: rows)
+            self._init_dataloader()
             self.agent_loop_manager = SimpleNamespace(generate_sequences=generate)
 
     Trainer.__abstractmethods__ = frozenset()
+    monkeypatch.setattr(trainer_base, "StatefulDataLoader", Loader)
+    monkeypatch.setattr(trainer_base, "create_rl_sampler", lambda *args: None)
     monkeypatch.setattr(trainer_base.tq, "kv_batch_put", lambda **kwargs: None)
     return Trainer

@@ -25,7 +25,7 @@ from llm_rl.pin_set import PinSet
 
 QWEN3 = launch.ROOT / "llm_rl" / "qwen3"
 TINY = QWEN3 / "dapo_qwen3_tiny_cpu.yaml"
-SPECULATIVE = "actor_rollout_ref.rollout.speculative."
+SPECULATIVE = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config."
 MEGATRON, ASYNC = "train.backend=megatron", "verl.actor_rollout_ref.actor.checkpoint.async_save=true"
 
 
@@ -48,7 +48,7 @@ def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
     assert {"data.seed=7", "actor_rollout_ref.rollout.seed=7"} < set(on)
     options = "rule=oldest sources=[request,group,history,common] switch=auto threshold=8 memory_bytes=1073741824"
     options += " min_prob=0.1 verify=seeded corpus=null history=null"
-    lines = ["enable=true", "method=sam", "num_speculative_tokens=4", *(f"sam.{option}" for option in options.split())]
+    lines = ["method=sam", "num_speculative_tokens=4", *(f"sam.{option}" for option in options.split())]
     assert {line for line in on if line.startswith(SPECULATIVE)} == {SPECULATIVE + line for line in lines}
     seeded = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.sam_verify=seeded"
     off = overrides_of(load("sam=off", "seed=7"), tmp_path)

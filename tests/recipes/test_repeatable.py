@@ -1,111 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a seeded training run repeat: a seed for each request, and batches that the timing of answers cannot
-change."""
+"""What makes a training run repeat: batches that the timing of answers cannot change. tests/verl_plugin has the seeds
+of requests."""
 
 import asyncio
 import contextlib
 from types import SimpleNamespace
 from unittest import mock
 
-import pytest
 from omegaconf import OmegaConf
-from sam_core.seeds import request_seed
-
-SEEDED = {"vllm": {"speculative_config": {"method": "sam", "sam": {"verify": "seeded"}}}}
+from sam_core.engines.verl.plugin import agents
 
 
-class Worker:
-    """verl's worker of agent loops, from the prompts it is sent to the requests that it makes."""
-
-    def __init__(self, config):
-        from verl.trainer.ppo.v1 import agent_loop_tq
-
-        self.actor = object.__new__(agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
-        self.actor.config, self.actor.background_tasks, self.asked = config, set(), []
-        self.actor._run_agent_loop = self.run
-        self.generate_sequences = SimpleNamespace(remote=lambda batch: asyncio.run(self.generate(batch)))
-
-    async def generate(self, batch):
-        await self.actor.generate_sequences(batch)
-        await asyncio.gather(*self.actor.background_tasks)
-
-    async def run(self, sampling_params, trajectory, trace, session_id, **prompt):
-        name = sampling_params.get("extra_args", {}).get("sam_group")
-        self.asked.append((prompt.get("sam_place"), session_id, sampling_params.get("seed"), name))
-
-
-@pytest.fixture
-def manager(monkeypatch):
-    """verl's manager of agent loops with two workers."""
-    from verl.trainer.ppo.v1 import agent_loop_tq
-
-    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", mock.AsyncMock())
-    monkeypatch.setattr(agent_loop_tq.ray, "get", lambda results: results)
-
-    def make(engine_kwargs):
-        rollout = {"n": 3, "seed": 7, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log_probs": True}
-        rollout |= {"agent": {"default_agent_loop": "single_turn_agent"}, "engine_kwargs": engine_kwargs}
-        rollout |= {"val_kwargs": {"n": 1, "temperature": 0.0, "top_p": 1.0, "top_k": -1}}
-        config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}})
-        manager = agent_loop_tq.AgentLoopManagerTQ(config, llm_client=None)
-        manager.agent_loop_workers = [Worker(config), Worker(config)]
-        return manager
-
-    return make
-
-
-def ask(manager, prompts, step, **more):
-    """The requests made for a batch: (step and number of the prompt, number of the answer, seed, group) of each."""
-    from verl.utils import tensordict_utils as tu
-
-    batch = tu.get_tensordict({"uid": [f"u{i}" for i in range(prompts)], "index": list(range(prompts))})
-    for name, value in {"global_steps": step, **more}.items():
-        tu.assign_non_tensor_data(batch, name, value)
-    for worker in manager.agent_loop_workers:
-        worker.asked = []
-    manager.generate_sequences(batch)
-    return [request for worker in manager.agent_loop_workers for request in worker.asked]
-
-
-def test_each_request_has_its_seed(manager):
-    """A batch of a step, one that refills it, a validation, which does not count, and a further prompt; the next
-    step."""
-    seeded = manager(SEEDED)
-    for step, prompts, siblings in ((1, range(4), 3), (1, (4, 5), 3), (1, (-1, -2), 1), (1, (6,), 3), (2, range(4), 3)):
-        expected = [([step, p], s, request_seed(7, step, p, s)) for p in prompts for s in range(siblings)]
-        asked = ask(seeded, len(prompts), step=step, **{"validate": True} if siblings == 1 else {})
-        assert [request[:3] for request in asked] == expected
-    assert {seed for _, _, seed, _ in ask(manager({}), 4, step=1)} == {None}
-
-
-def test_each_request_names_its_group(manager):
-    """The siblings of a prompt in every step and epoch, apart from validation; without sam no request has a name."""
-
-    def names(manager, **more):
-        return [name for *_, name in ask(manager, 4, agent_name="single_turn_agent", **more)]
-
-    sam = manager({"vllm": {"speculative_config": {"method": "sam"}}})
-    first = names(sam, step=1)
-    assert None not in first and len(first) == 12
-    assert names(sam, step=2) == first
-    assert not {*names(sam, step=1, validate=True)} & {*first}
-    for other in ({}, {"vllm": {"speculative_config": {"method": "ngram"}}}):
-        assert {*names(manager(other), step=1)} == {None}
-
-
-def test_what_a_request_asks_for_stays(manager):
+def test_what_a_request_asks_for_stays():
     """A worker of the user's own may have given it further arguments, and a group."""
-    worker = manager({"vllm": {"speculative_config": {"method": "sam"}}}).agent_loop_workers[0]
     seen = []
 
-    async def run(sampling_params, **kwargs):
+    async def run(self, sampling_params, trajectory, **row):
         seen.append(sampling_params["extra_args"])
 
-    worker.actor._run_agent_loop = run
-    trajectory = {"step": 1, "validate": False}
+    rollout = {"name": "vllm", "engine_kwargs": {"vllm": {"speculative_config": {"method": "sam"}}}}
+    worker = SimpleNamespace(config=OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}))
     for given in ({"other": 1}, {"other": 1, "sam_group": "own"}):
-        asyncio.run(worker.actor._run_prompt({"uid": "u"}, {"extra_args": given}, trajectory))
-    assert seen == 3 * [{"other": 1, "sam_group": "uid u"}] + 3 * [{"other": 1, "sam_group": "own"}]
+        request = agents._run_agent_loop(run)(worker, {"extra_args": given}, {"validate": False}, uid="u")
+        asyncio.run(request)
+    assert seen == [{"other": 1, "sam_group": "uid u"}, {"other": 1, "sam_group": "own"}]
 
 
 def test_batch_holds_the_first_prompts_in_the_order_asked(monkeypatch):
@@ -125,7 +43,7 @@ def test_batch_holds_the_first_prompts_in_the_order_asked(monkeypatch):
     assert [tag["tag"] for tag in batch.tags] == [uid for uid in selected for _ in range(2)]
 
 
-def test_next_step_begins_behind_the_last_prompt_taken(make_trainer):
+def test_next_step_begins_behind_the_last_prompt_taken(make_trainer, monkeypatch):
     """The trainer asks four prompts and two more; the batch is full with the fifth: the sixth is the next step's
     first."""
     asked, uids = [], []
@@ -134,23 +52,31 @@ def test_next_step_begins_behind_the_last_prompt_taken(make_trainer):
         asked.extend(batch["raw_prompt"])
         uids.extend(batch["uid"])
 
-    def sample(global_steps, partition_id, batch_size):
-        trainer._add_prompts_to_generate(1)
-        trainer._add_prompts_to_generate(1)
-        return SimpleNamespace(keys=[f"{uids[i]}_0_0" for i in (0, 1, 3, 4)], extra_info={}), {}
-
     class Sampled(Exception): ...
 
     config = {"data": {"train_batch_size": 4, "gen_batch_size": 1}, "algorithm": {}}
+    config["trainer"] = {"v1": {"sampler": {"max_off_policy_threshold": None, "max_off_policy_strategy": "drop"}}}
+    config["trainer"]["v1"]["sampler"]["sampler_kwargs"] = {}
     trainer = make_trainer(config | {"actor_rollout_ref": {"rollout": {"temperature": 1.0}}}, 20, generate)
-    trainer.replay_buffer, trainer.on_sample_end = SimpleNamespace(sample=sample), mock.Mock(side_effect=Sampled)
+
+    def sample(self, global_steps, partition_id, batch_size):
+        keys = [f"{uids[0]}_0_0"]
+        if partition_id == "train":
+            trainer._add_prompts_to_generate(1)
+            trainer._add_prompts_to_generate(1)
+            keys = [f"{uids[i]}_0_0" for i in (0, 1, 3, 4)]
+        return SimpleNamespace(partition_id=partition_id, keys=keys, extra_info={}), {}
+
+    monkeypatch.setattr("verl.trainer.ppo.v1.replay_buffer.ReplayBuffer.sample", sample)
+    trainer.replay_buffer, trainer.on_sample_end = trainer._build_replay_buffer(), mock.Mock(side_effect=Sampled)
     for _ in range(2):
         first = uids.copy()
         uids.clear()
         trainer._add_batch_to_generate()
+        trainer.replay_buffer.sample(1, "val", 1)  # gives nothing back
         with contextlib.suppress(Sampled):
             trainer._step_once({}, {}, 4)
         trainer.global_steps += 1
     assert asked == [f"p{i}" for i in (*range(6), *range(5, 11))]
     assert uids[0] not in first, "asked again under its old id"
-    assert not trainer.asked_chunks and [list(c["raw_prompt"]) for c in trainer.returned_chunks] == [["p10"]]
+    assert [batch["raw_prompt"] for batch in trainer.train_dataloader._returned] == [["p10"]]

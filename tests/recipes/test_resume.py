@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Going on with a broken run: wherever a kill falls, the logs hold each step once; and what verl's patches add to
-that."""
+"""Going on with a broken run: wherever a kill falls, the logs hold each step once; and what llm_rl's plugin of verl
+adds to that."""
 
 import json
 import shutil
@@ -272,7 +272,7 @@ def test_a_step_without_prompts_to_train_on_ends(trainer):
             asking._add_prompts_to_generate(1)
         with pytest.raises(ValueError, match="training step 1 has asked 24 prompts and lacks some whose answers score"):
             asking._add_prompts_to_generate(1)
-        asking.asked_chunks = []
+        asking.train_dataloader.take({asking.train_dataloader.asked[-1]["uid"][0]})
     asking.config.algorithm.filter_groups.enable = False  # prompts without answers may be as many as they like
     for _ in range(30):
         asking._add_prompts_to_generate(1)
@@ -281,10 +281,21 @@ def test_a_step_without_prompts_to_train_on_ends(trainer):
 def test_checkpoint_keeps_the_prompts_given_back(trainer, tmp_path):
     saving = trainer()
     saving._add_batch_to_generate()
-    saving.returned_chunks = saving.asked_chunks[2:]
+    saving.train_dataloader.take({saving.train_dataloader.asked[1]["uid"][0]})
     saving._save_checkpoint()
-    assert isinstance(torch.load(tmp_path / "global_step_1" / "returned_prompts.pt", weights_only=False), list)
+    assert torch.load(tmp_path / "global_step_1" / "data.pt", weights_only=False)["given"] == 4
     loading = trainer()
     loading._load_checkpoint()
     assert loading.global_steps == 1
-    assert [list(loading._fetch_one_gen_batch()["raw_prompt"]) for _ in range(3)] == [["p2"], ["p3"], ["p0"]]
+    assert [list(loading._fetch_one_gen_batch()["raw_prompt"]) for _ in range(3)] == [["p2"], ["p3"], ["p4"]]
+
+
+def test_a_checkpoint_without_prompts_given_back_loads(trainer, tmp_path):
+    """One of an earlier release, or of verl alone."""
+    saving = trainer()
+    saving._add_batch_to_generate()
+    saving.train_dataloader = saving.train_dataloader._dataloader
+    saving._save_checkpoint()
+    loading = trainer()
+    loading._load_checkpoint()
+    assert list(loading._fetch_one_gen_batch()["raw_prompt"]) == ["p4"]

@@ -14,13 +14,15 @@ from unittest import mock
 import pytest
 import vllm
 from conftest import AUTO
+from sam_core.engines.hooks import _find, problem, tree
 from sam_core.engines.vllm import hooks
 from sam_core.engines.vllm.plugin import core, front, register, worker
 from test_options import configure
 
 HERE = Path(__file__).parent
 INSTALLED = Path(vllm.__file__).parent
-LATER = sorted(Path(sys.prefix).glob("releases/*/vllm"))
+OTHERS = sorted(Path(sys.prefix).glob("releases/*/vllm"))
+RELEASE, FOUND = hooks.VLLM.compare(INSTALLED)
 
 
 def run(program, *args, **environment):
@@ -32,13 +34,13 @@ def run(program, *args, **environment):
     return done.stdout
 
 
-@pytest.mark.parametrize("folder", [INSTALLED, *LATER], ids=lambda folder: folder.parent.name)
+@pytest.mark.parametrize("folder", [INSTALLED, *OTHERS], ids=lambda folder: folder.parent.name)
 def test_all_hooks_fit(folder):
-    assert [*hooks.problems(folder)] == []
-    assert LATER, "ci/setup-env puts a later release next to the installed one"
+    assert [*filter(None, hooks.VLLM.compare(folder)[1].values())] == []
+    assert OTHERS, "ci/setup-env puts other releases next to the installed one"
 
 
-@pytest.mark.parametrize("hook", hooks.HOOKS, ids=lambda hook: f"{hook.owner}.{hook.name}")
+@pytest.mark.parametrize("hook", FOUND, ids=lambda hook: f"{hook.owner}.{hook.name}")
 def test_a_hook_that_changed_is_named(hook, tmp_path):
     text = (INSTALLED / hook.file).read_text()
     file = tmp_path / hook.file
@@ -47,14 +49,34 @@ def test_a_hook_that_changed_is_named(hook, tmp_path):
         (f"def {hook.name}(", f"def gone_{hook.name}(", "is missing"),
         (f"def {hook.name}(", f"def {hook.name}(other, ", "takes (other"),
     ):
-        hooks._tree.cache_clear()
+        forget_files()
         file.write_text(text.replace(old, new))
-        assert sentence in hooks.problem(tmp_path, hook)
-    hooks._tree.cache_clear()
+        assert sentence in problem(tmp_path, hook)
+    forget_files()
     file.write_text(text)
-    assert hooks.problem(tmp_path, hook) is None
+    assert problem(tmp_path, hook) is None
     lacking = hook._replace(has=(*hook.has, "what_is_not_there()"))
-    assert hooks.problem(tmp_path, lacking).endswith("no longer has `what_is_not_there()`")
+    assert problem(tmp_path, lacking).endswith("no longer has `what_is_not_there()`")
+
+
+def forget_files():
+    tree.cache_clear()
+    _find.cache_clear()
+
+
+def test_all_hooks_must_be_those_of_one_release(tmp_path):
+    """A hook of vLLM 0.30 in a later release is a change, not an older form."""
+    for file in {hook.file for hook in FOUND}:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(INSTALLED / file, tmp_path / file)
+    forget_files()
+    assert not any(hooks.VLLM.compare(tmp_path)[1].values())
+    (hook,) = (hook for hook in FOUND if hook.name == "_handle_stopped_request")
+    file = tmp_path / hook.file
+    file.write_text(file.read_text().replace(*hook.has, "safe_frontier = 0"))
+    forget_files()
+    (what,) = filter(None, hooks.VLLM.compare(tmp_path)[1].values())
+    assert what == f"{hook} no longer has `{hook.has[0]}`"
 
 
 def rebound():
@@ -70,6 +92,7 @@ def rebound():
             yield from ((sys.modules[base.__module__].__file__, base.__name__, name) for name in names)
         for value in (value for holder in (module, *classes) for value in vars(holder).values()):
             function = value.__func__ if isinstance(value, staticmethod) else value
+            function = function.fget if isinstance(function, property) else function
             if not isinstance(function, types.FunctionType) or not hasattr(function, "__wrapped__"):
                 continue
             if function.__globals__["__name__"].startswith("sam_core."):
@@ -79,7 +102,7 @@ def rebound():
 
 def test_what_is_rebound_is_checked_before(device):
     found = {(str(Path(file).relative_to(INSTALLED)), *names) for file, *names in rebound()}
-    assert found == {(hook.file, hook.owner, hook.name) for hook in hooks.HOOKS if hook.why}
+    assert found == {(hook.file, hook.owner, hook.name) for hook in FOUND if hook.why}
 
 
 def test_a_release_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
@@ -88,14 +111,23 @@ def test_a_release_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
         hooks.check(tmp_path, "0.99")
 
 
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [("0.24.0", hooks.WHOLE), (f"{RELEASE}.9", hooks.WHOLE), ("1.0", hooks.RELEASES[-1]), ("dev", hooks.WHOLE)],
+)
+def test_the_refusal_names_a_release_to_install(version, release, tmp_path):
+    with pytest.raises(ValueError, match=f"does not fit the installed {version}: .*; install vLLM {release}, or leave"):
+        hooks.check(tmp_path, version)
+
+
 def test_the_hooks_of_an_installed_release_are_printed(tmp_path):
     printed = run(["-m", "sam_core.engines.vllm.hooks"])
-    assert f"{len(hooks.HOOKS)} of {len(hooks.HOOKS)} hooks fit." in printed
+    assert f"{len(FOUND)} of {len(FOUND)} hooks fit, as of {RELEASE}." in printed
     (tmp_path / "config").mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "sam_core.engines.vllm.hooks", tmp_path], capture_output=True, text=True
     )
-    assert done.returncode == 1 and f"0 of {len(hooks.HOOKS)} hooks fit." in done.stdout
+    assert done.returncode == 1 and f"{tmp_path}: 0 of " in done.stdout
     (tmp_path / "config" / "speculative.py").write_text("class SpeculativeConfig:\n    sam: dict")
     assert "has this project's patches" in run(["-m", "sam_core.engines.vllm.hooks"], str(tmp_path))
 
@@ -177,12 +209,20 @@ def test_spawned_processes_have_it_by_the_entry_point_alone(model, plain, tmp_pa
     assert proposed > 0 and steps > 0
 
 
-@pytest.mark.skipif("releases" in vllm.__file__, reason="is what it starts")
-@pytest.mark.parametrize("folder", LATER, ids=lambda folder: folder.parent.name)
-def test_a_later_release_gives_the_same_texts(folder):
-    """Its Python files over the installed release's libraries."""
+@pytest.mark.skipif(INSTALLED in OTHERS, reason="is what it starts")
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(folder, id=folder.parent.name, marks=[pytest.mark.slow] if folder in OTHERS[1:-1] else [])
+        for folder in OTHERS
+    ],
+)
+def test_another_release_gives_the_same_texts(folder):
+    """Its Python files over the installed release's libraries; the earliest and the latest one in each run."""
     paths = [str(folder.parent), str(HERE / "interpreter")]
     tests = ["test_auto.py::test_text_is_that_of_plain_runner_2", "test_options.py::test_good_options_reach_the_config"]
+    if problem(folder, hooks.LOGPROBS):
+        tests = ["test_asynchronous.py::test_text_is_that_of_plain_runner_2"]
     files = [str(HERE / test) for test in tests]
     out = run(["-m", "pytest", "-q", "-s"], *files, PYTHONPATH=os.pathsep.join(paths))
     assert f"vLLM {folder.parent.name}" in out, "it ran the installed release"

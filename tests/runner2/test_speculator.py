@@ -30,7 +30,8 @@ class Steps:
         group = group or types.SimpleNamespace(world_size=1, broadcast=lambda drafts: drafts)
         proposer = ChainProposer(K, sam, 2, max_model_len=MAX_LEN)
         noting_pool.note_answers(proposer)
-        self.speculator = Speculator(proposer, 8, MAX_LEN, torch.device("cpu"), group, states, 100, 2, adaptive)
+        self.speculator = Speculator(proposer, 8, MAX_LEN, torch.device("cpu"), group, 100, 2, adaptive)
+        self.speculator.req_states = states
         self.speculator.pauses = None
 
     def begin(self, new=None, finished=(), preempted=(), groups=None, images=None, salts=None, drafts=True):

@@ -11,6 +11,7 @@ In spawned processes vLLM loads this as a plugin.
 import functools
 import random
 import sys
+from unittest import mock
 
 STEP_MS, ROW_MS, DRAFT_MS = 10.0, 0.35, 0.5
 """What a step of the device takes: at all, for a row, and for drafts."""
@@ -23,7 +24,9 @@ def simulate_device():
     import torch
     from sam_core.engines.vllm.pauses import Pauses
     from sam_core.engines.vllm.runner2 import Speculator
+    from triton import language
     from vllm.platforms.cpu import CpuPlatform
+    from vllm.triton_utils import tldevice
     from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.worker.cpu import shm  # replaces torch's streams and events
     from vllm.v1.worker.gpu import async_utils
@@ -101,6 +104,7 @@ def simulate_device():
     Pauses.launched = launch
     async_utils.async_copy_to_np, Speculator.update_requests = copy_later, begin
     topk_topp_sampler.HAS_TRITON = False  # the interpreter cannot run this kernel
+    tldevice.log1p = lambda x: language.log(x.to(language.float64) + 1).to(x.dtype)  # it has none; vLLM up to 0.30
     CpuPlatform.check_and_update_config = staticmethod(keep_asynchronous)
     torch.Event = torch.cuda.Event = Event
     speed_up()
@@ -109,7 +113,8 @@ def simulate_device():
 
 
 def allow_adaptive_verification():
-    """What a CPU lacks for it: graphs, a backend that says it can, trials at the engine's start, Inductor."""
+    """What a CPU lacks for it: graphs, a backend that says it can, trials at the engine's start, Inductor. Releases of
+    vLLM ask for it in different places."""
     import vllm.v1.worker.gpu.spec_decode.adaptive_verification as adaptive
     from sam_core.engines.vllm.plugin import front
     from sam_core.engines.vllm.verification import Verification
@@ -120,6 +125,7 @@ def allow_adaptive_verification():
     simulate_device.why_not_adaptive, front.why_not_adaptive = front.why_not_adaptive, lambda vllm_config: None
     VllmConfig._validate_adaptive_verification = lambda self: None
     adaptive.get_varlen_cudagraph_unsupported_backend = lambda *args, **kwargs: None
+    adaptive.AttentionCGSupport = mock.Mock(ALWAYS=mock.ANY)  # up to 0.30
     model_runner.resolve_adaptive_cudagraph_mode = lambda mode, **kwargs: mode
     adaptive._assign_draft_token_budget_compiled = adaptive._assign_draft_token_budget
     init = Verification.__init__

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sam_core.counters import LEVELS, POSITIONS
+from sam_core.engines.vllm.config import has_sam
 from sam_core.engines.vllm.step_log import CPU, ENV_LOG, SUMS, StepLog, drafter_counters
 
 logger = logging.getLogger(__name__)
@@ -25,9 +26,7 @@ META = "sam_rollout/"
 
 async def engine_stats(engine: Any, step_log: StepLog, write: bool) -> dict[str, float]:
     """What StepLog.take returns for an AsyncLLM, with the SAM proposer's own counters where there is one."""
-    speculative = engine.vllm_config.speculative_config
-    has_drafter = speculative is not None and speculative.method == "sam"
-    return step_log.take(await drafter_counters(engine) if has_drafter else None, write)
+    return step_log.take(await drafter_counters(engine) if has_sam(engine.vllm_config) else None, write)
 
 
 def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -92,6 +91,12 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return metrics
 
 
+def add_taken(sums: dict[str, float], taken: Mapping[str, float]) -> None:
+    """Add what StepLog.take returned on a replica to that of earlier calls; index sizes are those of the last."""
+    for name, value in taken.items():
+        sums[name] = value if name.removeprefix("sam_") in LEVELS else sums.get(name, 0) + value
+
+
 def log_prob_histogram(differences: Any) -> dict[str, int]:
     """Metrics of a training step: tokens by how far their log-probabilities in rollout and training differ.
 
@@ -126,9 +131,7 @@ def rollout_metrics(meta_info: Mapping[str, Any]) -> dict[str, float]:
     replicas: dict[str, dict[str, float]] = {}
     for key, taken in meta_info.items():
         if key.startswith(META):
-            sums = replicas.setdefault(key.split("/")[1], {})
-            for name, value in taken.items():
-                sums[name] = value if name.removeprefix("sam_") in LEVELS else sums.get(name, 0) + value
+            add_taken(replicas.setdefault(key.split("/")[1], {}), taken)
     return step_metrics(replicas.values()) if replicas else {}
 
 

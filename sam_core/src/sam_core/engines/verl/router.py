@@ -2,7 +2,8 @@
 """A router for verl: the answers to one prompt go to one replica, where they share a group index.
 
 verl's own balancer is sticky on the request id, which is new for every sample, and so separates the answers to a
-prompt. `actor_rollout_ref.rollout.router_config_path` names router.yaml, which names the class.
+prompt. Method sam takes this router where the user named none; router.yaml names it for
+`actor_rollout_ref.rollout.router_config_path`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class PromptRouter(GlobalRequestLoadBalancer):
     history. Replicas are identified by the order in which verl lists them.
     """
 
-    def __init__(self, servers: Mapping[str, Any], config: Any = None) -> None:
-        super().__init__(servers)
+    def __init__(self, servers: Mapping[str, Any], config: Any = None, **settings: Any) -> None:
+        super().__init__(servers, **settings)
         self._routes = PromptRoutes()
         self._replicas = list(servers)
         file = os.environ.get("SAM_ROUTES")

@@ -69,8 +69,8 @@ def wants_seeds(engine_kwargs: Mapping[str, Any], val_seed: int | None = None) -
         raise ValueError(f"{VAL_SEED} must be an integer or null, got {val_seed!r}")
     if val_seed is not None and not seeded:
         raise ValueError(
-            f"{VAL_SEED} is {val_seed}, and the engine does not sample by seed: set "
-            "actor_rollout_ref.rollout.speculative.sam.verify=seeded, or without speculation "
+            f"{VAL_SEED} is {val_seed}, and the engine does not sample by seed: set sam.verify=seeded in its "
+            "speculative_config, or without speculation "
             "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.sam_verify=seeded"
         )
     return seeded

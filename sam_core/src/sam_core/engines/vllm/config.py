@@ -7,13 +7,15 @@ import contextlib
 import functools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sam_core.options import DEFAULT_K, VERIFY, Options, check_choice
 
 LOGGER = logging.getLogger("vllm.sam_core")
 _warn_once = functools.cache(LOGGER.warning)
+TRAINER_CHECKS: list[Callable[[], None]] = []
+"""Called before an engine gets method sam; each raises ValueError if the trainer that runs the engine does not fit."""
 
 
 def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -25,6 +27,18 @@ def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
     return speculative if isinstance(speculative, Mapping) else {}
 
 
+def has_sam(vllm_config: Any) -> bool:
+    """Whether an engine's VllmConfig has method sam, by the patches or by the plugin."""
+    speculative = vllm_config.speculative_config
+    return speculative is not None and (speculative.method == "sam" or getattr(speculative, "is_sam", False))
+
+
+def check_trainer() -> None:
+    """Raise ValueError, one sentence, if the trainer that runs this process does not fit method sam."""
+    for check in TRAINER_CHECKS:
+        check()
+
+
 def check_speculative_config(config: Any, interface: str) -> None:
     """Complete and check a vLLM SpeculativeConfig of method sam. Raises ValueError, one sentence, if it is wrong.
 
@@ -32,6 +46,7 @@ def check_speculative_config(config: Any, interface: str) -> None:
         config: with its target's model_config and parallel_config; changed.
         interface: the version of sam_core's interface that the patches were written for.
     """
+    check_trainer()
     check_layers(config.target_model_config)
     if config.num_speculative_tokens is None:
         config.num_speculative_tokens = DEFAULT_K

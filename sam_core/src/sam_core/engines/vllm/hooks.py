@@ -7,37 +7,19 @@ each hook. Nothing of vLLM is imported. To follow a new release, begin here.
 
 from __future__ import annotations
 
-import argparse
 import ast
-import importlib.util
+import re
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
-RELEASES = "0.32 and 0.33"
-"""Of vLLM, in whose tests all hooks are held."""
+from sam_core.engines import hooks
+from sam_core.engines.hooks import Hook, Older
 
-
-class Hook(NamedTuple):
-    """A function of vLLM.
-
-    file, owner, name: where it is; owner is the class, or empty.
-    parameters: the names of its first ones, as vLLM or `sam` passes them.
-    has: expressions that its body must contain, since `sam` relies on them.
-    why: what `sam` rebinds it for; empty where it calls or extends it.
-    """
-
-    file: str
-    owner: str
-    name: str
-    parameters: str
-    has: tuple[str, ...]
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.file}: {self.owner and self.owner + '.'}{self.name}"
+RELEASES = ("0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
+"""Of vLLM, ascending, in which all hooks fit."""
+WHOLE = "0.31"
+"""The one that all tests run with; the newest that verl 0.9.1 can be installed with."""
 
 
 RUNNER = "v1/worker/gpu/model_runner.py"
@@ -48,6 +30,17 @@ SCHEDULER = "v1/core/sched/scheduler.py"
 CLIENT = "v1/engine/core_client.py"
 CONFIG = "config/vllm.py"
 
+LOGPROBS = Hook(
+    VERIFIER,
+    "RejectionSampler",
+    "_get_logprobs_tensors",
+    "self",
+    ("if self.enable_adaptive_verification:",),
+    "",
+    (Older("0.28", "self"),),
+)
+"""vLLM 0.28 gives no log-probabilities where the device chooses what is verified."""
+
 HOOKS = (
     # the front end
     Hook(
@@ -57,14 +50,6 @@ HOOKS = (
         "self target_model_config target_parallel_config",
         ('("--spec-method", "method", self.spec_method)', "SpeculativeConfig(**self.speculative_config)"),
         "make a SamSpeculativeConfig of method sam",
-    ),
-    Hook(
-        CONFIG,
-        "VllmConfig",
-        "_get_v1_model_runner_unsupported_features",
-        "self",
-        ("return unsupported",),
-        "refuse the first runner",
     ),
     Hook(
         CONFIG,
@@ -128,6 +113,22 @@ HOOKS = (
     ),
     # the engine core
     Hook(
+        CONFIG,
+        "VllmConfig",
+        "use_v2_model_runner",
+        "self",
+        ("use_v2_model_runner = envs.VLLM_USE_V2_MODEL_RUNNER",),
+        "take the second runner, which up to 0.31 is not that of ngram_gpu",
+    ),
+    Hook(
+        CONFIG,
+        "VllmConfig",
+        "_get_v2_model_runner_unsupported_features",
+        "self",
+        ("return unsupported",),
+        "let it have the method",
+    ),
+    Hook(
         SCHEDULER,
         "Scheduler",
         "add_request",
@@ -142,6 +143,7 @@ HOOKS = (
         "self scheduler_output model_runner_output",
         ("self.make_spec_decoding_stats(", "request.spec_decode_metrics.observe("),
         "receive the drafter's counters",
+        (Older("0.28", "self scheduler_output model_runner_output", ("self.make_spec_decoding_stats(",)),),
     ),
     Hook(
         SCHEDULER,
@@ -166,6 +168,7 @@ HOOKS = (
         "self num_draft_tokens num_accepted detailed",
         (),
         "count verified drafts for each request",
+        (Older("0.28", None),),
     ),
     Hook(
         SCHEDULER,
@@ -174,6 +177,7 @@ HOOKS = (
         "self request",
         ("safe_frontier = request.num_computed_tokens - request.num_output_placeholders",),
         "begin a session's turn behind the last one's tokens",
+        (Older("0.30", "self request", ("self._update_request_as_session(request, update)",)),),
     ),
     Hook(
         SCHEDULER,
@@ -192,6 +196,7 @@ HOOKS = (
         "",
     ),
     # the worker
+    Hook("v1/core/sched/output.py", "NewRequestData", "prompt_len", "self", (), "", (Older("0.28", None),)),
     Hook(
         "v1/worker/gpu/spec_decode/__init__.py",
         "",
@@ -199,6 +204,7 @@ HOOKS = (
         "vllm_config device req_states",
         (),
         "build the drafter",
+        (Older("0.31", "vllm_config device"),),
     ),
     Hook(
         RUNNER,
@@ -207,6 +213,13 @@ HOOKS = (
         "self vllm_config",
         ("init_speculator(self.vllm_config, self.device, self.req_states)", "self.step_timing = StepTimingCollector()"),
         "",
+        (
+            Older(
+                "0.31",
+                "self vllm_config",
+                ("init_speculator(self.vllm_config, self.device)", "self.step_timing = StepTimingCollector()"),
+            ),
+        ),
     ),
     Hook(
         RUNNER,
@@ -218,7 +231,7 @@ HOOKS = (
             "getattr(self.speculator, 'enable_adaptive_verification', False)",
             "req_states=self.req_states",
         ),
-        "time steps",
+        "give the drafter the states of requests, time steps",
     ),
     Hook(
         ADAPTIVE,
@@ -227,6 +240,13 @@ HOOKS = (
         "enable_adaptive_verification attn_groups req_states",
         ("return AdaptiveVerificationManager(",),
         "choose what is verified",
+        (
+            Older(
+                "0.30",
+                "enable_adaptive_verification attn_groups attn_cg_support req_states",
+                ("return AdaptiveVerificationManager(",),
+            ),
+        ),
     ),
     Hook(
         RUNNER,
@@ -271,10 +291,18 @@ HOOKS = (
             "async_output = AsyncOutput(",
             "draft_tokens = self.speculator.propose(input_batch, attn_metadata,",
             "num_sampled, num_rejected",
-            "num_speculative_tokens=num_spec_tokens",
             "record_confidences(self.speculator.draft_token_confidence_probs, input_batch)",
+            "self.draft_tokens_handler.set_draft_tokens(input_batch,",
         ),
         "see what a step samples, and draft",
+    ),
+    Hook(
+        "v1/worker/gpu/spec_decode/utils.py",
+        "DraftTokensHandler",
+        "set_draft_tokens",
+        "self input_batch draft_tokens",
+        ("self.num_draft_tokens = draft_tokens.shape[1]",),
+        "plan as many as the schedule says, where it waits for drafts",
     ),
     Hook(
         "v1/worker/gpu/async_utils.py",
@@ -320,7 +348,18 @@ HOOKS = (
             "cu_num_logits, pos, idx_mapping, expanded_idx_mapping, expanded_local_pos,",
         ),
         "",
+        (
+            Older(
+                "0.31",
+                "self logits draft_logits draft_sampled pos cu_num_logits idx_mapping",
+                (
+                    "sampled, num_sampled = rejection_sample(processed_logits, draft_logits, draft_sampled, "
+                    "cu_num_logits, pos, idx_mapping, expanded_idx_mapping, expanded_local_pos,",
+                ),
+            ),
+        ),
     ),
+    LOGPROBS,
     Hook(
         "v1/worker/gpu/spec_decode/rejection_sampler_utils.py",
         "",
@@ -364,45 +403,9 @@ HOOKS = (
 )
 
 
-@cache
-def _tree(file: Path) -> ast.Module | None:
-    return ast.parse(file.read_text()) if file.is_file() else None
-
-
-def _find(folder: Path, hook: Hook) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    tree = _tree(folder / hook.file)
-    body: list[ast.stmt] = tree.body if tree else []
-    if hook.owner:
-        body = next((each.body for each in body if isinstance(each, ast.ClassDef) and each.name == hook.owner), [])
-    functions = (each for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
-    return next((each for each in functions if each.name == hook.name), None)
-
-
-def _plain(expression: str) -> str:
-    """Without what writes the same expression differently."""
-    return "".join(expression.split()).replace('"', "'").replace(",)", ")")
-
-
-def problem(folder: Path, hook: Hook) -> str | None:
-    """What is not as expected of a hook in this copy of vLLM's package; None: nothing."""
-    function = _find(folder, hook)
-    if function is None:
-        return f"{hook} is missing"
-    have, want = [each.arg for each in function.args.args + function.args.kwonlyargs], hook.parameters.split()
-    if have[: len(want)] != want:
-        return f"{hook} takes ({', '.join(have[: len(want)])}) instead of ({', '.join(want)})"
-    text = _plain(ast.unparse(function))
-    return next((f"{hook} no longer has `{each}`" for each in hook.has if _plain(each) not in text), None)
-
-
-def problems(folder: Path) -> Iterator[str]:
-    """What is not as expected in this copy of vLLM's package, a phrase each."""
-    return (found for hook in HOOKS if (found := problem(folder, hook)))
-
-
 def is_patched(folder: Path) -> bool:
     """Whether this copy of vLLM's package has method sam by the patches of this project."""
-    tree = _tree(folder / "config" / "speculative.py")
+    tree = hooks.tree(folder / "config" / "speculative.py")
     return tree is not None and any(
         isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id == "sam"
         for owner in tree.body
@@ -411,45 +414,21 @@ def is_patched(folder: Path) -> bool:
     )
 
 
+VLLM = hooks.Hooks("vLLM", "vllm", RELEASES, HOOKS, "config", is_patched)
+
+
 @cache
 def check(folder: Path, version: str) -> None:
     """Raise ValueError, one sentence, unless all hooks fit this copy of vLLM's package."""
-    if found := [*problems(folder)]:
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-        raise ValueError(
-            f"speculative method 'sam' knows vLLM {RELEASES} and does not fit the installed {version}: "
-            f"{found[0]}{more}; install a release that it knows, or leave speculative_config out"
-        )
+    VLLM.check(folder, version, f"install vLLM {nearest(version)}, or leave speculative_config out")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m sam_core.engines.vllm.hooks",
-        description=f"Print the functions of vLLM that method sam relies on, and whether a copy of vLLM has them as in "
-        f"{RELEASES}; exit with 1 if it has not.",
-    )
-    parser.add_argument("folder", nargs="?", type=Path, help="folder of the package vllm (default: the installed one)")
-    folder = parser.parse_args().folder
-    if folder is None:
-        spec = importlib.util.find_spec("vllm")
-        if spec is None or spec.origin is None:
-            parser.error("vLLM is not installed here: name the folder of a copy")
-        folder = Path(spec.origin).parent
-    if not (folder / "config").is_dir():
-        parser.error(f"{folder} is no copy of the package vllm: it has no folder config")
-    if is_patched(folder):
-        print(f"{folder} has this project's patches: method sam is theirs, and nothing is rebound.")
-        return 0
-    found = {hook: problem(folder, hook) for hook in HOOKS}
-    for hook, what in found.items():
-        print(
-            f"  {'MISSING' if what else 'ok':8}{hook}  ({hook.why or 'called or extended'})"
-            + (f"\n          {what}" if what else "")
-        )
-    missing = sum(map(bool, found.values()))
-    print(f"{folder}: {len(HOOKS) - missing} of {len(HOOKS)} hooks fit.")
-    return int(missing > 0)
+def nearest(version: str) -> str:
+    """The one of RELEASES to install instead of this version: the newest instead of a newer one, else WHOLE."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    newest = tuple(map(int, RELEASES[-1].split(".")))
+    return RELEASES[-1] if numbers and tuple(map(int, numbers.groups())) > newest else WHOLE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(VLLM.main("sam_core.engines.vllm.hooks"))

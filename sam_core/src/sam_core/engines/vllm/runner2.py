@@ -18,10 +18,12 @@ Shapes: B requests of a step, W tokens that the steps can sample that the host d
 
 from __future__ import annotations
 
+import functools
+import inspect
 import time
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
@@ -157,10 +159,12 @@ class Speculator:
         max_num_reqs, max_model_len: limits of the engine.
         device: that of the drafts.
         tp_group: the tensor-parallel group; its first rank drafts, and the others receive its drafts.
-        req_states: the runner's RequestState, which holds the whole texts on the device.
         vocab_size: tokens of the model's vocabulary.
         max_concurrent: steps that the engine has launched at most, the one that it launches included.
         adaptive: whether the engine chooses by confidence what it verifies.
+
+    req_states: the runner's RequestState, which holds the whole texts on the device; the runner sets it.
+    num_planned: draft tokens of a request that the scheduler plans for the next step.
     """
 
     num_query_per_req = 1
@@ -175,13 +179,14 @@ class Speculator:
         max_model_len: int,
         device: torch.device,
         tp_group: Any,
-        req_states: Any,
         vocab_size: int,
         max_concurrent: int,
         adaptive: bool = False,
     ) -> None:
         self.proposer, self.k = proposer, proposer.k
-        self.device, self.tp_group, self.req_states = device, tp_group, req_states
+        self.device, self.tp_group = device, tp_group
+        self.req_states: Any = None
+        self.num_planned = 0
         self.max_concurrent = max_concurrent
         self.width = max_concurrent * (self.k + 1)
         self.enable_adaptive_verification = adaptive
@@ -224,6 +229,7 @@ class Speculator:
 
     def update_requests(self, scheduler_output: Any) -> None:
         """A step begins, with these requests that are new, have ended or are preempted."""
+        self.num_planned = scheduler_output.num_spec_tokens_to_schedule
         new = scheduler_output.scheduled_new_reqs
         if self._renew_noise and any(not request.req_id.startswith(WARMUP_REQUESTS) for request in new):
             renew_noise(self.tp_group)
@@ -257,10 +263,11 @@ class Speculator:
                 self._salted.add(request.req_id)
             self.proposer.take_back(request.req_id, len(request.prefill_token_ids))
             tokens = request.prefill_token_ids
-            self._join(self.texts.add(request.req_id, request.prompt_len, tokens, request.sampling_params))
+            prompt_length = getattr(request, "prompt_len", None) or len(request.prompt_token_ids)  # vLLM 0.28 lacks it
+            self._join(self.texts.add(request.req_id, prompt_length, tokens, request.sampling_params))
         if scheduled:
             texts = self.texts
-            should_draft = scheduler_output.num_spec_tokens_to_schedule > 0 and not self.is_paused
+            should_draft = self.num_planned > 0 and not self.is_paused
             self.proposer.begin(texts.req_ids, texts.tokens, texts.ends, texts.prompts, should_draft)
 
     def observe_output(self, output: Any) -> None:
@@ -286,7 +293,7 @@ class Speculator:
         Args:
             input_batch: the runner's InputBatch.
             num_sampled, num_rejected: int32 [B], of the step's verification, on the device.
-            kwargs: those of vLLM's BaseSpeculator.propose; `dummy_run` and `num_speculative_tokens` are used.
+            kwargs: those of vLLM's BaseSpeculator.propose; `dummy_run` is used.
         """
         drafts = self.drafts[: input_batch.num_reqs]
         if kwargs.get("dummy_run"):
@@ -295,8 +302,7 @@ class Speculator:
             if self.enable_adaptive_verification:
                 self.drafter.learn(input_batch.idx_mapping, num_sampled, num_rejected)
             self._draft(input_batch, drafts)
-        k = kwargs.get("num_speculative_tokens")
-        is_used = k is None or k > 0 or self.enable_adaptive_verification
+        is_used = self.num_planned > 0 or self.enable_adaptive_verification
         return self._broadcast(drafts) if is_used else drafts
 
     def report(self) -> dict[str, Any] | None:
@@ -403,6 +409,15 @@ class Speculator:
         return drafts.copy_(tokens)
 
 
+@functools.cache
+def _gumbel_sample() -> Callable[..., torch.Tensor]:
+    """vLLM's function of this name (gpu/sample/gumbel.py), as its sampler calls it."""
+    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+    says_what_for = "is_drafting" in inspect.signature(gumbel_sample).parameters  # not in vLLM 0.28
+    return functools.partial(gumbel_sample, is_drafting=False) if says_what_for else gumbel_sample
+
+
 def keep_equal(
     logits: torch.Tensor,
     draft_logits: None,
@@ -434,17 +449,8 @@ def keep_equal(
     Returns:
         Tokens int64 [B, k + 1], and of how many each request gets, int32 [B].
     """
-    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
-
-    own = gumbel_sample(
-        logits,
-        request_of_row,
-        temperature,
-        seeds,
-        positions,
-        apply_temperature=False,
-        is_drafting=False,
-        use_fp64=use_fp64,
+    own = _gumbel_sample()(
+        logits, request_of_row, temperature, seeds, positions, apply_temperature=False, use_fp64=use_fp64
     )
     rows = starts[:-1, None] + torch.arange(k + 1, device=own.device)
     sampled = own[rows.clamp(max=len(own) - 1)]

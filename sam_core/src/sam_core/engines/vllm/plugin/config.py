@@ -16,8 +16,6 @@ from sam_core.engines.vllm.plugin import core
 from sam_core.engines.vllm.plugin.speculator import register_speculator
 from sam_core.options import DEFAULT_K, VERIFY, Options
 
-CARRIER = "ngram_gpu"
-"""vLLM's method whose engines are configured as those of sam: it schedules asynchronously and has no draft model."""
 SCHEDULE = ((8, 15), (32, 7), (128, 3))
 """Requests up to which a step drafts so many tokens at most, where `auto` cannot choose by request: on an H100 the best
 schedule of those measured (docs/gpu.md)."""
@@ -55,7 +53,7 @@ class SamSpeculativeConfig(SpeculativeConfig):
                 "speculative method 'sam' has no draft model to sample from, as draft_sample_method "
                 f"{self.draft_sample_method!r} asks: leave it out"
             )
-        if self.target_model_config.enable_trace_replay:
+        if getattr(self.target_model_config, "enable_trace_replay", False):
             raise ValueError(
                 "speculative method 'sam' verifies drafts by the tokens that the model samples, which "
                 "enable_trace_replay replaces: leave out enable_trace_replay or speculative_config"
@@ -64,19 +62,22 @@ class SamSpeculativeConfig(SpeculativeConfig):
             self.num_speculative_tokens = DEFAULT_K
         options = Options.from_engine(self.num_speculative_tokens, self.sam, verify=VERIFY)
         own_schedule = self.num_speculative_tokens_per_batch_size is not None and not self.names_switch
-        if options.switch == "auto" and not own_schedule:
-            self.enable_adaptive_verification = True
-        elif parallel.data_parallel_size > 1:
+        adaptive = options.switch == "auto" and not own_schedule
+        if not adaptive and parallel.data_parallel_size > 1:
             raise ValueError(
                 "sam's switch 'batch' needs vLLM's schedule by batch size, which engines with data parallelism have "
                 f"not: set data_parallel_size to 1 instead of {parallel.data_parallel_size}, or use switch 'auto'"
             )
-        elif self.num_speculative_tokens_per_batch_size is None:
+        if not adaptive and self.num_speculative_tokens_per_batch_size is None:
             self.num_speculative_tokens_per_batch_size = [
                 (1, options.threshold, self.num_speculative_tokens),
                 (options.threshold + 1, options.threshold + 1, 0),
             ]
         super().__post_init__()
+        self.enable_adaptive_verification |= adaptive  # which vLLM up to 0.29 takes from DSpark alone
+
+    def use_ngram_gpu(self) -> bool:
+        return False  # else vLLM up to 0.31 keeps no compiled graphs
 
     @property
     def names_switch(self) -> bool:

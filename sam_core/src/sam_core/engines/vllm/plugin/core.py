@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rebound where an engine schedules: seeds and salts of requests from any front end, counters on their way to
-the front end, the ends of a session's turns, and how many draft tokens are planned.
+"""What is rebound in all processes of an engine: its model runner, seeds and salts of requests from any front end,
+counters on their way to the front end, the ends of a session's turns, and how many draft tokens are planned.
 
 A worker adds the drafter's report, and whether it pauses, to a step's ModelRunnerOutput, which is pickled with all its
 attributes. From the engine core to the front end SchedulerStats are the only way, of whose fields `kv_connector_stats`
@@ -15,25 +15,57 @@ from typing import Any
 
 from sam_core.engines.vllm.config import ignore_seed
 from sam_core.engines.vllm.groups import pass_salt
-from sam_core.engines.vllm.plugin.rebinding import is_sam, rebind
+from sam_core.engines.vllm.plugin.rebinding import is_sam, rebind, rebound
 
+CARRIER = "ngram_gpu"
+"""vLLM's method whose engines are configured as those of sam: it schedules asynchronously and has no draft model."""
 KEY = "sam_core"
 """Of the drafter's report in SchedulerStats.kv_connector_stats."""
 
 
 @functools.cache
 def install() -> None:
-    """Rebind methods of the scheduler; those of engines without sam do as before."""
+    """Rebind methods of the configuration and the scheduler; those of engines without sam do as before."""
+    from vllm.config import VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+    from vllm.v1.metrics import stats
 
+    VllmConfig.use_v2_model_runner = property(rebound(VllmConfig.use_v2_model_runner.fget, _use_v2_model_runner))
+    rebind(VllmConfig, "_get_v2_model_runner_unsupported_features", _unsupported_features)
     rebind(Scheduler, "add_request", _add_request)
     rebind(Scheduler, "update_from_output", _update_from_output)
     rebind(Scheduler, "make_spec_decoding_stats", _make_spec_decoding_stats)
     rebind(Scheduler, "make_stats", _make_stats)
     rebind(Scheduler, "_handle_stopped_request", _handle_stopped_request)
     rebind(Scheduler, "_update_after_schedule", _update_after_schedule)
-    rebind(RequestSpecDecodeMetrics, "observe", _observe)
+    if metrics := getattr(stats, "RequestSpecDecodeMetrics", None):
+        rebind(metrics, "observe", _observe)
+
+
+def _use_v2_model_runner(use: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def use_v2_model_runner(self: Any) -> bool:
+        if not is_sam(self):
+            return use(self)
+        from vllm import envs
+
+        if envs.VLLM_USE_V2_MODEL_RUNNER is False:
+            raise ValueError(
+                "speculative method 'sam' needs vLLM's second model runner, which VLLM_USE_V2_MODEL_RUNNER=0 switches "
+                "off: unset it"
+            )
+        return True
+
+    return use_v2_model_runner
+
+
+def _unsupported_features(find: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+    def unsupported_features(self: Any) -> list[str]:
+        found = find(self)
+        if not is_sam(self):
+            return found
+        return [feature for feature in found if CARRIER not in feature]  # vLLM up to 0.31 names it
+
+    return unsupported_features
 
 
 def _add_request(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
@@ -68,7 +100,7 @@ def _make_spec_decoding_stats(make: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if (verified := getattr(self, "sam_verified", None)) is not None:  # not those that were planned
             num_draft_tokens, num_invalid_spec_tokens = verified.get(request_id, 0), None
-            if (metrics := self.requests[request_id].spec_decode_metrics) is not None:
+            if (metrics := getattr(self.requests[request_id], "spec_decode_metrics", None)) is not None:
                 metrics.sam_verified = num_draft_tokens
         return (
             make(self, spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id)
@@ -110,9 +142,12 @@ def take_report(scheduler_stats: Any) -> dict[str, float] | None:
 def _handle_stopped_request(handle: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
     def handle_stopped_request(self: Any, request: Any) -> bool:
         # Drafts behind the end of a session's turn may have been accepted; the next turn begins where this one ended.
+        # All else vLLM does itself from 0.31 on: what steps in flight sample for the turn is dropped.
         if request.resumable and is_sam(self.vllm_config):
             computed = request.num_computed_tokens - request.num_output_placeholders
-            request.num_computed_tokens -= max(0, computed - (request.num_tokens - 1))
+            request.num_computed_tokens = min(computed, request.num_tokens - 1)
+            request.num_output_placeholders, request.spec_token_ids = 0, []
+            request.drop_stale_output, request.num_stale_output_tokens = True, request.num_in_flight_tokens
         return handle(self, request)
 
     return handle_stopped_request

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sam_core.engines.vllm.hooks import check
+from sam_core.engines.hooks import problem
+from sam_core.engines.vllm.config import check_trainer
+from sam_core.engines.vllm.hooks import LOGPROBS, check
 from sam_core.engines.vllm.metrics import EngineMetrics
 from sam_core.engines.vllm.plugin import core
 from sam_core.engines.vllm.plugin.rebinding import LOGGER, is_sam, rebind
@@ -28,7 +30,8 @@ def create_speculative_config(engine_args: Any, target_model_config: Any, target
     import vllm
 
     check(Path(vllm.__file__).parent, vllm.__version__)
-    from sam_core.engines.vllm.plugin.config import CARRIER, SamSpeculativeConfig
+    check_trainer()
+    from sam_core.engines.vllm.plugin.config import SamSpeculativeConfig
 
     values = {key.replace("-", "_"): value for key, value in (engine_args.speculative_config or {}).items()}
     for flag, key in FLAGS:
@@ -37,7 +40,7 @@ def create_speculative_config(engine_args: Any, target_model_config: Any, target
                 raise ValueError(f"--{flag.replace('_', '-')} and --speculative-config['{key}'] exclude each other")
             values[key] = value
     values |= {
-        "method": CARRIER,
+        "method": core.CARRIER,
         "target_model_config": target_model_config,
         "target_parallel_config": target_parallel_config,
     }
@@ -64,7 +67,6 @@ def install() -> None:
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
     from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
-    rebind(VllmConfig, "_get_v1_model_runner_unsupported_features", _refuse_the_first_runner)
     rebind(VllmConfig, "_maybe_disable_dynamic_sd_for_data_parallel", _check_adaptive_verification)
     rebind(SamplingParams, "_validate_spec_decode", _validate_spec_decode)
     rebind(DPLBAsyncMPClient, "get_core_engine_for_request", _get_core_engine_for_request)
@@ -74,13 +76,6 @@ def install() -> None:
     )
     rebind(PrometheusStatLogger, "__init__", _register_metrics)
     rebind(StatLoggerManager, "record", _record)
-
-
-def _refuse_the_first_runner(unsupported: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
-    def features(self: Any) -> list[str]:
-        return [*unsupported(self), *(["speculative method 'sam'"] if is_sam(self) else [])]
-
-    return features
 
 
 def _check_adaptive_verification(disable: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -104,8 +99,12 @@ def why_not_adaptive(vllm_config: Any) -> str | None:
     vLLM itself would end the engine (config/vllm.py, _validate_adaptive_verification and the like), or choose another
     attention backend (v1/attention/selector.py).
     """
+    import vllm
+
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     mode = vllm_config.compilation_config.cudagraph_mode
+    if problem(Path(vllm.__file__).parent, LOGPROBS):
+        return "gives no log-probabilities in this release"
     if vllm_config.lora_config is not None:
         return "does not know LoRA"
     if parallel.pipeline_parallel_size > 1:
@@ -150,7 +149,9 @@ def _backend_problem(vllm_config: Any) -> str | None:
             builder = backend.get_builder_cls()
             if builder.get_cudagraph_support(vllm_config, spec) == AttentionCGSupport.ALWAYS:
                 return None
-            longest = builder.get_varlen_cudagraph_max_query_len(vllm_config, spec)
+            longest = None
+            if hasattr(builder, "get_varlen_cudagraph_max_query_len"):  # in vLLM 0.30 ALWAYS is needed
+                longest = builder.get_varlen_cudagraph_max_query_len(vllm_config, spec)
             if longest is None or longest <= speculative.num_speculative_tokens:
                 return f"needs graphs of drafts of any length, which the attention backend {backend.get_name()} has not"
             return None
@@ -189,7 +190,7 @@ def _get_core_engine_for_request(choose: Callable[[Any, Any], Any]) -> Callable[
         if routes is None:
             return choose(self, request)
         own = request.data_parallel_rank
-        if own is None and request.pooling_params is None and request.request_id not in self.reqs_in_flight:
+        if own is None and request.pooling_params is None:
             request.data_parallel_rank = routes.choose(request, len(self.lb_engines))
         try:
             engine = choose(self, request)

@@ -13,8 +13,12 @@ LOGGER = logging.getLogger("vllm.sam_core")
 
 def rebind(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     """Put `make(original)` in the place of an attribute of a class or module."""
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(make(original)))
+    setattr(owner, name, rebound(getattr(owner, name), make))
+
+
+def rebound(original: Any, make: Callable[[Any], Any]) -> Any:
+    """`make(original)`, with the original's name."""
+    return functools.wraps(original)(make(original))
 
 
 def is_sam(vllm_config: Any) -> bool:

@@ -20,12 +20,12 @@ def register_speculator() -> None:
         return  # a vLLM without the second runner: `front` refuses sam by its hooks
 
     def with_sam(init: Callable[..., Any]) -> Callable[..., Any]:
-        def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
+        def init_speculator(vllm_config: Any, device: Any, *args: Any) -> Any:
             if not is_sam(vllm_config):
-                return init(vllm_config, device, req_states)
+                return init(vllm_config, device, *args)
             from sam_core.engines.vllm.plugin import worker
 
-            return worker.init_speculator(vllm_config, device, req_states)
+            return worker.init_speculator(vllm_config, device)
 
         return init_speculator
 

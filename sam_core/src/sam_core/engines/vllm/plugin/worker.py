@@ -36,12 +36,11 @@ def sampling() -> Speculator | None:
     return getattr(_now, "speculator", None)
 
 
-def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Speculator:
+def init_speculator(vllm_config: Any, device: torch.device) -> Speculator:
     """In the place of vLLM's function (gpu/spec_decode/__init__.py), for a VllmConfig of method sam.
 
     Args:
         device: where the engine keeps drafts.
-        req_states: the runner's RequestState.
     """
     from vllm.distributed.parallel_state import get_tp_group
 
@@ -56,18 +55,16 @@ def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> 
     )
     if model.runner_type == "pooling":
         proposer.drafting = False  # its requests answer with no tokens
-    req_states.sam_speculator = speculator = Speculator(
+    return Speculator(
         proposer,
         vllm_config.scheduler_config.max_num_seqs,
         model.max_model_len,
         device,
         tp_group,
-        req_states,
         model.get_vocab_size(),
         max_concurrent,
         adaptive=speculative.enable_adaptive_verification,
     )
-    return speculator
 
 
 @functools.cache
@@ -76,6 +73,7 @@ def install() -> None:
     from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.lora_utils import LoraState
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+    from vllm.v1.worker.gpu.spec_decode.utils import DraftTokensHandler
     from vllm.v1.worker.worker_base import WorkerBase
 
     runner = model_runner.GPUModelRunner
@@ -83,6 +81,7 @@ def install() -> None:
     rebind(LoraState, "make_lora_inputs", _make_lora_inputs)
     rebind(runner, "sample_tokens", _sample_tokens)
     rebind(runner, "initialize_kv_cache", _initialize_kv_cache)
+    rebind(DraftTokensHandler, "set_draft_tokens", _set_draft_tokens)
     rebind(model_runner, "maybe_create_adaptive_verification_manager", _create_verification)
     rebind(rejection_sampler, "rejection_sample", _rejection_sample)
     model_runner.AsyncOutput = _async_output(model_runner.AsyncOutput)
@@ -123,12 +122,22 @@ def _sample_tokens(sample: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
 
 def _initialize_kv_cache(initialize: Callable[..., Any]) -> Callable[..., Any]:
     def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
-        pauses = (speculator := speculator_of(self)) and speculator.pauses
-        if pauses and not isinstance(self.step_timing, StepTiming):  # a cache may be made several times
-            self.step_timing = StepTiming(self.step_timing, pauses)
+        if speculator := speculator_of(self):  # which vLLM up to 0.31 builds before the states of requests
+            speculator.req_states, self.req_states.sam_speculator = self.req_states, speculator
+            if speculator.pauses and not isinstance(self.step_timing, StepTiming):  # a cache may be made several times
+                self.step_timing = StepTiming(self.step_timing, speculator.pauses)
         return initialize(self, *args, **kwargs)
 
     return initialize_kv_cache
+
+
+def _set_draft_tokens(set_tokens: Callable[..., None]) -> Callable[..., None]:
+    def set_draft_tokens(self: Any, input_batch: Any, draft_tokens: torch.Tensor) -> None:
+        if speculator := sampling():  # vLLM up to 0.31 gives a scheduler that waits for drafts all of them
+            draft_tokens = draft_tokens[:, : speculator.num_planned]
+        set_tokens(self, input_batch, draft_tokens)
+
+    return set_draft_tokens
 
 
 class StepTiming:

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What recipes need of verl 0.9.1 and it has no setting for: an entry point of `verl.plugins`.
+
+verl imports this module in each of its processes. Functions are rebound when verl imports the module that has them, if
+all HOOKS of that module are as in verl 0.9.1; else this is logged, and the launcher refuses the run.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sam_core.engines.hooks import Hook, problem
+from sam_core.engines.verl.after_import import after_import
+from sam_core.engines.verl.plugin import module_name
+from sam_core.engines.vllm.plugin.rebinding import rebind
+
+LOGGER = logging.getLogger("llm_rl")
+
+TRAINER = "trainer/ppo/v1/trainer_base.py"
+REPLAY_BUFFER = "trainer/ppo/v1/replay_buffer.py"
+TRACKING = "utils/tracking.py"
+SEPARATE_ASYNC = "trainer/ppo/v1/trainer_separate_async.py"
+FULLY_ASYNC = "experimental/fully_async_policy/fully_async_trainer.py"
+ONE_STEP_OFF = "experimental/one_step_off_policy/ray_trainer.py"
+
+HOOKS = (
+    Hook(TRAINER, "PPOTrainer", "_init_dataloader", "self", ("self.train_dataloader = ",), "keep prompts"),
+    Hook(
+        TRAINER,
+        "PPOTrainer",
+        "_build_replay_buffer",
+        "self",
+        ("refill_fn=self._add_prompts_to_generate",),
+        "keep order",
+    ),
+    Hook(TRAINER, "PPOTrainer", "_add_prompts_to_generate", "self num_prompts", (), "bound a step"),
+    Hook(
+        TRAINER,
+        "PPOTrainer",
+        "_fetch_one_gen_batch",
+        "self",
+        ("batch_dict = next(self.train_dataloader_it)", "batch_dict['uid'] = "),
+        "",
+    ),
+    Hook(
+        REPLAY_BUFFER,
+        "ReplayBuffer",
+        "_select_prompt_uids",
+        "self partition_id sampleable_keys batch_size",
+        ("ordered_keys[:batch_size], partition_snapshot, prompt_global_steps_snapshot",),
+        "keep order",
+    ),
+    Hook(
+        REPLAY_BUFFER,
+        "ReplayBuffer",
+        "_materialize_batch",
+        "self partition_id selected_prompt_uids partition_snapshot",
+        ("for key, tag in partition_snapshot.items()",),
+        "keep order",
+    ),
+    Hook(REPLAY_BUFFER, "ReplayBuffer", "_wait_for_next_poll", "self", ("time.sleep(self.poll_interval)",), ""),
+    Hook(TRACKING, "FileLogger", "__init__", "self", ("self.fp = open(self.filepath, 'wb', buffering=0)",), "append"),
+    Hook(SEPARATE_ASYNC, "PPOTrainerSeparateAsync", "_setup", "self", ("flush=True",), "start without engines"),
+    Hook(
+        FULLY_ASYNC,
+        "FullyAsyncTrainer",
+        "fit_step",
+        "self",
+        ("self._fit_log_aggregated_training_metrics(rollout_reset_timing_raw) self._fit_postprocess_step()",),
+        "log each step",
+    ),
+    Hook(FULLY_ASYNC, "FullyAsyncTrainer", "_fit_log_aggregated_training_metrics", "self", (), "log each step"),
+    Hook(
+        ONE_STEP_OFF,
+        "OneStepOffRayTrainer",
+        "__init__",
+        "self",
+        ("self._create_dataloader(train_dataset, val_dataset, collate_fn, train_sampler)",),
+        "write validations",
+    ),
+)
+
+
+class Prompts:
+    """A trainer's dataloader, which keeps the batches that were asked for and not trained on.
+
+    With dynamic sampling a step asks for more prompts than it takes. verl drops the others; here the next step begins
+    with them, after a resume too, as they are part of the state. So runs with equal answers train on the same prompts.
+
+    asked: batches that this step has asked for, in order.
+    """
+
+    def __init__(self, dataloader: Any) -> None:
+        self._dataloader = dataloader
+        self._returned: list[Any] = []
+        self.asked: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataloader, name)
+
+    def __len__(self) -> int:
+        return len(self._dataloader)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._dataloader)
+        while self._returned or (batch := next(batches, None)) is not None:
+            self.asked.append(self._returned.pop(0) if self._returned else batch)
+            yield self.asked[-1]
+
+    def take(self, uids: set[str]) -> None:
+        """End a step that trains on the prompts of these names: what was asked behind the last of them comes again."""
+        while self.asked and uids.isdisjoint(self.asked[-1]["uid"]):
+            self._returned.insert(0, self.asked.pop())
+        self.asked = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._dataloader.state_dict(), "returned_prompts": self._returned}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._returned = state.pop("returned_prompts", [])
+        self._dataloader.load_state_dict(state)
+
+
+def trainer(module: ModuleType) -> None:
+    """Of verl.trainer.ppo.v1.trainer_base."""
+    rebind(module.PPOTrainer, "_init_dataloader", _init_dataloader)
+    rebind(module.PPOTrainer, "_build_replay_buffer", _build_replay_buffer)
+    rebind(module.PPOTrainer, "_add_prompts_to_generate", _add_prompts_to_generate)
+
+
+def _init_dataloader(init: Callable[[Any], None]) -> Callable[[Any], None]:
+    def init_dataloader(self: Any) -> None:
+        init(self)
+        if self.trainer_mode == "sync":
+            self.train_dataloader = Prompts(self.train_dataloader)
+
+    return init_dataloader
+
+
+def _build_replay_buffer(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def build_replay_buffer(self: Any) -> Any:
+        """Also reads the key `trainer.v1.sampler.poll_interval`, seconds; timing_s/gen is a multiple of it."""
+        buffer = build(self)
+        buffer.poll_interval = self.config.trainer.v1.sampler.get("poll_interval", buffer.poll_interval)
+        if self.trainer_mode == "sync":
+            sample = buffer.sample
+
+            def take_sample(*args: Any, **kwargs: Any) -> Any:
+                batch, metrics = sample(*args, **kwargs)
+                if batch.partition_id == "train":
+                    self.train_dataloader.take({key.split("_")[0] for key in batch.keys})
+                return batch, metrics
+
+            buffer.sample = take_sample
+        return buffer
+
+    return build_replay_buffer
+
+
+def _add_prompts_to_generate(add: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
+    def add_prompts_to_generate(self: Any, num_prompts: int) -> int:
+        """Raises ValueError where a step asks for more than max_num_gen_batches times the prompts in flight, as
+        recipe/dapo of verl 0.6.1 did; else a model that solves all of its data, or none, would never end."""
+        groups = self.config.algorithm.get("filter_groups") or {}
+        if self.trainer_mode == "sync" and groups.get("enable", False):
+            limit = groups.get("max_num_gen_batches", 0) * groups.get("max_inflight_gen_batches", 1)
+            limit *= self.config.data.train_batch_size
+            asked = sum(len(batch["uid"]) for batch in self.train_dataloader.asked)
+            if 0 < limit < asked + num_prompts:
+                raise ValueError(
+                    f"training step {self.global_steps} has asked {asked} prompts and lacks some whose answers score "
+                    "differently: more than algorithm.filter_groups.max_num_gen_batches allows; take other data or "
+                    "another model"
+                )
+        return add(self, num_prompts)
+
+    return add_prompts_to_generate
+
+
+def replay_buffer(module: ModuleType) -> None:
+    """Of verl.trainer.ppo.v1.replay_buffer: the synchronous trainer takes prompts, and answers, in the order asked; it
+    takes them in the order of random names."""
+    buffer = module.ReplayBuffer
+
+    def _select_prompt_uids(self: Any, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
+        steps = dict(self.prompt_global_steps[partition_id])
+        ordered = sorted((uid for uid in steps if uid in sampleable_keys), key=steps.__getitem__)
+        return ordered[:batch_size], dict(self.partitions[partition_id]), steps
+
+    def materialize(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _materialize_batch(self: Any, partition_id: str, uids: list[str], partition: dict[str, Any]) -> Any:
+            place = {uid: i for i, uid in enumerate(uids)}
+
+            def order(key: str) -> tuple[int, int, int]:
+                uid, session, index = key.split("_")
+                return place.get(uid, -1), int(session), int(index)
+
+            return original(self, partition_id, uids, {key: partition[key] for key in sorted(partition, key=order)})
+
+        return _materialize_batch
+
+    buffer._select_prompt_uids = _select_prompt_uids
+    rebind(buffer, "_materialize_batch", materialize)
+
+
+def tracking(module: ModuleType) -> None:
+    """Of verl.utils.tracking: a resumed run adds to its step log; verl opens the file anew."""
+
+    def start(init: Callable[..., None]) -> Callable[..., None]:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            module.__dict__["open"] = lambda file, mode, **options: open(file, "ab", **options)  # noqa: SIM115
+            try:
+                init(self, *args, **kwargs)
+            finally:
+                del module.__dict__["open"]
+
+        return __init__
+
+    rebind(module.FileLogger, "__init__", start)
+
+
+def separate_async(module: ModuleType) -> None:
+    """Of verl.trainer.ppo.v1.trainer_separate_async, which gives a logger an argument of print where
+    hybrid_engine=False."""
+
+    class Logger(logging.LoggerAdapter):  # type: ignore[type-arg]
+        def process(self, msg: Any, kwargs: Any) -> Any:
+            kwargs.pop("flush", None)
+            return msg, kwargs
+
+    module.__dict__["logger"] = Logger(module.__dict__["logger"], {})
+
+
+def fully_async(module: ModuleType) -> None:
+    """Of verl.experimental.fully_async_policy.fully_async_trainer, which logs the metrics of a step before it has added
+    them, so that the log of N steps had N - 1."""
+    owner = module.FullyAsyncTrainer.__ray_metadata__.modified_class
+
+    def run(fit_step: Callable[..., Any]) -> Callable[..., Any]:
+        async def log_behind(self: Any, *args: Any, **kwargs: Any) -> Any:
+            self.logs_of_step = []
+            try:
+                return await fit_step(self, *args, **kwargs)
+            finally:
+                logs, self.logs_of_step = self.logs_of_step, None
+                for log in logs:
+                    log()
+
+        return log_behind
+
+    def keep(log: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def _fit_log_aggregated_training_metrics(self: Any, timing: Any) -> None:
+            if getattr(self, "logs_of_step", None) is None:
+                log(self, timing)
+            else:
+                self.logs_of_step.append(functools.partial(log, self, timing))
+
+        return _fit_log_aggregated_training_metrics
+
+    rebind(owner, "fit_step", run)
+    rebind(owner, "_fit_log_aggregated_training_metrics", keep)
+
+
+def one_step_off(module: ModuleType) -> None:
+    """Of verl.experimental.one_step_off_policy.ray_trainer, which has no thread to write a validation's answers."""
+
+    def with_thread(create: Callable[..., None]) -> Callable[..., None]:
+        def _create_dataloader(self: Any, *args: Any) -> None:
+            create(self, *args)
+            self._init_dump_executor()
+
+        return _create_dataloader
+
+    rebind(module.OneStepOffRayTrainer, "_create_dataloader", with_thread)
+
+
+MODULES: dict[str, Callable[[ModuleType], None]] = {
+    TRAINER: trainer,
+    REPLAY_BUFFER: replay_buffer,
+    TRACKING: tracking,
+    SEPARATE_ASYNC: separate_async,
+    FULLY_ASYNC: fully_async,
+    ONE_STEP_OFF: one_step_off,
+}
+"""By file of verl: what rebinds its functions."""
+
+
+def check(folder: Path) -> None:
+    """Raise ValueError, one sentence, unless all hooks fit this copy of verl's package."""
+    if found := next(filter(None, (problem(folder, hook) for hook in HOOKS)), None):
+        raise ValueError(
+            f"{found} in the verl of {folder}, which differs from verl 0.9.1 as released: install that again by "
+            "`pip install --force-reinstall --no-deps verl==0.9.1`"
+        )
+
+
+def imported(folder: Path, file: str, module: ModuleType) -> None:
+    """Rebind the functions of a module of verl, unless they are not as expected: then say so."""
+    of_file = (problem(folder, hook) for hook in HOOKS if hook.file == file)
+    if found := next(filter(None, of_file), None):
+        LOGGER.error("llm_rl knows verl 0.9.1 and leaves this one as it is: %s", found)
+    else:
+        MODULES[file](module)
+
+
+def install() -> None:
+    """Wait for verl to import what is rebound; verl 0.6.1, which has patches, is left as it is."""
+    spec = importlib.util.find_spec("verl")
+    folder = spec and spec.origin and Path(spec.origin).parent
+    if folder and (folder / TRAINER).is_file():
+        after_import({module_name(file): functools.partial(imported, folder, file) for file in MODULES})
+
+
+install()

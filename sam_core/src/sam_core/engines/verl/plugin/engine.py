@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is rebound in the process of a vLLM engine: its history, its step log, and how it is paused."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from sam_core.engines.verl.plugin.run import uses_sam
+from sam_core.engines.verl.rollout_log import engine_stats
+from sam_core.engines.vllm.config import has_sam, replica_history
+from sam_core.engines.vllm.plugin.rebinding import rebind
+from sam_core.engines.vllm.step_log import StepLog
+
+
+def install(module: ModuleType) -> None:
+    """Of verl.workers.rollout.vllm_rollout.vllm_async_server."""
+    server, client = module.vLLMHttpServer, module.AsyncLLM
+
+    class Engine(client):  # type: ignore[misc, valid-type]
+        """vLLM's AsyncLLM, which counts its steps where it has method sam or is compared with one."""
+
+        @classmethod
+        @functools.wraps(client.from_vllm_config.__func__)
+        def from_vllm_config(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+            step_log = None
+            if has_sam(vllm_config) or "sam_verify" in (vllm_config.additional_config or {}):
+                step_log = StepLog(int(os.environ["VERL_REPLICA_RANK"]))
+                kwargs["stat_loggers"] = [*(kwargs.get("stat_loggers") or []), step_log]
+            engine = super().from_vllm_config(vllm_config, *args, **kwargs)
+            engine.sam_step_log = step_log
+            return engine
+
+    async def spec_stats(self: Any, write: bool = True) -> dict[str, float] | None:
+        """What the engine did since the last call; None if it is not counted."""
+        step_log = self.engine.sam_step_log
+        return step_log and await engine_stats(self.engine, step_log, write)
+
+    module.AsyncLLM = Engine  # type: ignore[attr-defined]
+    server.spec_stats = spec_stats
+    rebind(server, "_preprocess_engine_kwargs", _preprocess_engine_kwargs)
+
+
+def _preprocess_engine_kwargs(preprocess: Callable[[Any, dict[str, Any]], None]) -> Callable[..., None]:
+    def preprocess_engine_kwargs(self: Any, engine_kwargs: dict[str, Any]) -> None:
+        preprocess(self, engine_kwargs)
+        replica_history(engine_kwargs, self.replica_rank)
+        if uses_sam({"engine_kwargs": {"vllm": engine_kwargs}}):
+            mtp, split = self.config.get("mtp"), self.config.get("disaggregation")
+            for on, key in (
+                (mtp and mtp.get("enable") and mtp.get("enable_rollout"), "model.mtp.enable_rollout"),
+                (split and split.get("enabled"), "rollout.disaggregation.enabled"),
+            ):
+                if on:
+                    raise ValueError(
+                        f"actor_rollout_ref.{key} and method sam in "
+                        "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config are both on: keep one"
+                    )
+
+    return preprocess_engine_kwargs
+
+
+def install_pause(module: ModuleType) -> None:
+    """Let AsyncLLM.pause_generation take `wait_for_inflight_requests`, which vLLM has called `mode` since 0.32.
+
+    verl 0.9.1 interrupts requests by it in each trainer that does (vllm_async_server.py, abort_all_requests), with
+    speculation and without.
+    """
+    client: Any = getattr(module, "AsyncLLM", None)
+    if client is None or "wait_for_inflight_requests" in inspect.signature(client.pause_generation).parameters:
+        return
+
+    class Pausing(client):
+        """vLLM's AsyncLLM, with verl's name of an argument."""
+
+        @functools.wraps(client.pause_generation)
+        async def pause_generation(self, *, wait_for_inflight_requests: bool | None = None, **kwargs: Any) -> None:
+            if wait_for_inflight_requests is not None:
+                kwargs["mode"] = "wait" if wait_for_inflight_requests else "abort"
+            await super().pause_generation(**kwargs)
+
+    module.AsyncLLM = Pausing  # type: ignore[attr-defined]

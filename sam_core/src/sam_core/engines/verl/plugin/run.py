@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run asks its engines for, by verl's configuration of its rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sam_core.engines.vllm.config import speculative_config
+
+
+def engine_arguments(rollout: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the vLLM engine, `engine_kwargs.vllm`, with spec_method as method of its speculative_config; empty
+    for another engine.
+    """
+    if rollout.get("name") not in (None, "vllm"):
+        return {}
+    arguments = dict((rollout.get("engine_kwargs") or {}).get("vllm") or {})
+    arguments["speculative_config"] = dict(speculative_config(arguments))
+    if method := arguments.get("spec_method"):
+        arguments["speculative_config"]["method"] = method
+    return arguments
+
+
+def uses_sam(rollout: Mapping[str, Any]) -> bool:
+    """Whether the engine has method sam."""
+    return bool(engine_arguments(rollout).get("speculative_config", {}).get("method") == "sam")
+
+
+def is_watched(rollout: Mapping[str, Any]) -> bool:
+    """Whether the engine has method sam, or is to be compared with one: additional_config.sam_verify is given."""
+    return uses_sam(rollout) or "sam_verify" in (engine_arguments(rollout).get("additional_config") or {})

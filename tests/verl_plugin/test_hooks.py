@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plugin relies on in verl is looked up in verl's sources. Nothing of verl is imported."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import INSTALLED
+from sam_core.engines.hooks import _find, problem, tree
+from sam_core.engines.verl import hooks
+from sam_core.engines.verl.hooks import HOOKS
+
+
+def show(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "sam_core.engines.verl.hooks", *arguments], capture_output=True, text=True
+    )
+
+
+def test_all_hooks_fit():
+    assert hooks.VERL.problems(INSTALLED) == []
+    assert len(HOOKS) == len({(hook.file, hook.owner, hook.name) for hook in HOOKS})
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: f"{hook.owner}.{hook.name}")
+def test_a_hook_that_changed_is_named(hook, tmp_path):
+    text = (INSTALLED / hook.file).read_text()
+    file = tmp_path / hook.file
+    file.parent.mkdir(parents=True)
+    changes = [(rf"def {hook.name}\(", f"def gone_{hook.name}(", "is missing")]
+    changes += [(rf"def {hook.name}\(", f"def {hook.name}(other, ", "takes (other")]
+    for old, new, sentence in changes:
+        forget_files()
+        file.write_text(re.sub(old, new, text))
+        assert sentence in problem(tmp_path, hook)
+    forget_files()
+    file.write_text(text)
+    assert problem(tmp_path, hook) is None
+    lacking = hook._replace(has=(*hook.has, "what_is_not_there()"))
+    assert problem(tmp_path, lacking).endswith("no longer has `what_is_not_there()`")
+
+
+def forget_files():
+    tree.cache_clear()
+    _find.cache_clear()
+
+
+def test_a_release_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(
+        ValueError, match=f"knows verl .* does not fit the installed 0.99: .* is missing, and {len(HOOKS) - 1} more; "
+    ):
+        hooks.check(tmp_path, "0.99")
+    hooks.check(INSTALLED, "")
+
+
+def test_the_hooks_of_a_copy_are_printed(tmp_path):
+    assert f"{len(HOOKS)} of {len(HOOKS)} hooks fit, as of" in show(INSTALLED).stdout
+    assert "has no folder workers" in show(tmp_path).stderr
+    (tmp_path / "workers" / "config").mkdir(parents=True)
+    done = show(tmp_path)
+    assert done.returncode == 1 and f"0 of {len(HOOKS)} hooks fit, as of" in done.stdout
+    (tmp_path / "workers" / "config" / "rollout.py").write_text("def uses_sam(rollout): ...")
+    done = show(tmp_path)
+    assert done.returncode == 0 and "has this project's patches" in done.stdout
