@@ -14,7 +14,8 @@ from unittest import mock
 import pytest
 import vllm
 from conftest import AUTO
-from sam_core.engines.hooks import _find, problem, tree
+from hook_checks import a_changed_hook_is_named, forget_files
+from sam_core.engines.hooks import problem
 from sam_core.engines.vllm import hooks
 from sam_core.engines.vllm.plugin import core, front, register, worker
 from test_options import configure
@@ -42,26 +43,7 @@ def test_all_hooks_fit(folder):
 
 @pytest.mark.parametrize("hook", FOUND, ids=lambda hook: f"{hook.owner}.{hook.name}")
 def test_a_hook_that_changed_is_named(hook, tmp_path):
-    text = (INSTALLED / hook.file).read_text()
-    file = tmp_path / hook.file
-    file.parent.mkdir(parents=True, exist_ok=True)
-    for old, new, sentence in (
-        (f"def {hook.name}(", f"def gone_{hook.name}(", "is missing"),
-        (f"def {hook.name}(", f"def {hook.name}(other, ", "takes (other"),
-    ):
-        forget_files()
-        file.write_text(text.replace(old, new))
-        assert sentence in problem(tmp_path, hook)
-    forget_files()
-    file.write_text(text)
-    assert problem(tmp_path, hook) is None
-    lacking = hook._replace(has=(*hook.has, "what_is_not_there()"))
-    assert problem(tmp_path, lacking).endswith("no longer has `what_is_not_there()`")
-
-
-def forget_files():
-    tree.cache_clear()
-    _find.cache_clear()
+    a_changed_hook_is_named(hook, INSTALLED, tmp_path)
 
 
 def test_all_hooks_must_be_those_of_one_release(tmp_path):

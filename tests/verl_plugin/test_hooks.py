@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the plugin relies on in verl is looked up in verl's sources. Nothing of verl is imported."""
 
-import re
 import subprocess
 import sys
 
 import pytest
 from conftest import INSTALLED
-from sam_core.engines.hooks import _find, problem, tree
+from hook_checks import a_changed_hook_is_named
 from sam_core.engines.verl import hooks
 from sam_core.engines.verl.hooks import HOOKS
 
@@ -25,25 +24,7 @@ def test_all_hooks_fit():
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: f"{hook.owner}.{hook.name}")
 def test_a_hook_that_changed_is_named(hook, tmp_path):
-    text = (INSTALLED / hook.file).read_text()
-    file = tmp_path / hook.file
-    file.parent.mkdir(parents=True)
-    changes = [(rf"def {hook.name}\(", f"def gone_{hook.name}(", "is missing")]
-    changes += [(rf"def {hook.name}\(", f"def {hook.name}(other, ", "takes (other")]
-    for old, new, sentence in changes:
-        forget_files()
-        file.write_text(re.sub(old, new, text))
-        assert sentence in problem(tmp_path, hook)
-    forget_files()
-    file.write_text(text)
-    assert problem(tmp_path, hook) is None
-    lacking = hook._replace(has=(*hook.has, "what_is_not_there()"))
-    assert problem(tmp_path, lacking).endswith("no longer has `what_is_not_there()`")
-
-
-def forget_files():
-    tree.cache_clear()
-    _find.cache_clear()
+    a_changed_hook_is_named(hook, INSTALLED, tmp_path)
 
 
 def test_a_release_that_does_not_fit_is_refused_in_a_sentence(tmp_path):

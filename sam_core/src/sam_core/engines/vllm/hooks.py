@@ -19,7 +19,7 @@ from sam_core.engines.hooks import Hook, Older
 RELEASES = ("0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
 """Of vLLM, ascending, in which all hooks fit."""
 WHOLE = "0.31"
-"""The one that all tests run with; the newest that verl 0.9.1 can be installed with."""
+"""The newest that verl 0.9.1 can be installed with."""
 
 
 RUNNER = "v1/worker/gpu/model_runner.py"
