@@ -35,10 +35,7 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 # A folder of tests in an environment is a job, run/ENVIRONMENT/FOLDER; JOBS of them run at a time, the long ones first.
 # All environments are created first and then marked as up to date (-o): make would postpone a job that waits for one.
 JOBS ?= 2
-# The environment of an unpatched vLLM, which the plugin of sam_core is tested on.
-PLUGIN := vllm-0.32
-PLUGIN_JOB := run/$(PLUGIN)/tests/runner2
-ENVIRONMENTS := environment/tools environment/$(PLUGIN) $(PINSETS:%=environment/%)
+ENVIRONMENTS := environment/tools $(PINSETS:%=environment/%)
 QUICK_JOBS := $(QUICK_TESTS:%=run/tools/%)
 SLOW_JOBS := $(if $(ALL_TESTS),test-bed test-wheels run/$(PIN)/tests/research)
 jobs-of = $(addprefix run/$(1)/,$(call tests-of,$(1)))
@@ -46,7 +43,7 @@ ifeq ($(origin PIN),file)
 test: ## lint and all tests but the slow ones; with PIN=... those of that pin set's environment
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS) lint
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS:%=-o %) $(SLOW_JOBS) \
-		$(call jobs-of,$(PIN)) $(PLUGIN_JOB) $(foreach pinset,$(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) \
+		$(call jobs-of,$(PIN)) $(foreach pinset,$(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) \
 		test-ansible $(QUICK_JOBS)
 else
 test: known-pin-set
@@ -65,9 +62,6 @@ run/%:
 environment/tools:
 	ci/setup-env tools
 
-environment/$(PLUGIN):
-	ci/setup-env $(PLUGIN)
-
 environment/%:
 	ci/setup-env $*
 	$(TOOLS)/python patches/patchset check $*
@@ -75,7 +69,6 @@ environment/%:
 $(foreach job,$(QUICK_JOBS),$(eval $(job): environment/tools))
 $(foreach pinset,$(PINSETS),$(eval $(call jobs-of,$(pinset)): environment/$(pinset)))
 run/$(PIN)/tests/research: environment/$(PIN)
-$(PLUGIN_JOB): environment/$(PLUGIN)
 
 test-wheels: ## builds the wheels and tests them in clean environments, aarch64 under an emulator if qemu-user is installed
 	ci/test-wheels
@@ -152,9 +145,7 @@ lock: known-pin-set ## resolve the requirements again; locked versions stay unle
 	$(COMPILE) $(UPGRADE) sam_lab/bench/requirements.in -o sam_lab/bench/requirements.lock >/dev/null
 	$(COMPILE) $(UPGRADE) patches/$(PIN)/requirements.in --override patches/$(PIN)/overrides.txt \
 		-o patches/$(PIN)/requirements.lock >/dev/null
-	$(COMPILE) $(UPGRADE) tests/runner2/requirements.in --override tests/runner2/overrides.txt \
-		-o tests/runner2/requirements.lock >/dev/null
-	$(TOOLS)/python ci/lock-image $(PIN) $(UPGRADE)
+	[ ! -f patches/$(PIN)/image.in ] || $(TOOLS)/python ci/lock-image $(PIN) $(UPGRADE)
 
 clean: ## remove the environments and the files of builds and tests (uv's cache stays)
 	rm -rf .venvs .pytest_cache .hypothesis .ruff_cache build dist sam_core/build sam_core/dist *.egg-info

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verl's keys for those of a recipe: applies a pin set's key map, patches/NAME/recipe.toml.
+"""verl's keys for those of a recipe: applies a key map, llm_rl/verl_releases/*.toml.
 
 keys             verl's key for each key of a recipe, or a list of them; `a.*` stands for all keys of group a that are
                  not named themselves. A leading + adds a key that verl's configuration has not
 fsdp, megatron   more of them, where `train.backend` is that
 constants        values that every recipe has, by verl's key; fsdp.constants, megatron.constants alike
-derived          keys of a recipe that the pin set's recipe.py turns into settings
+derived          keys of a recipe that the release's Python file turns into settings
 absent           where keys of verl begin that other releases have and this one has not
 """
 
@@ -28,7 +28,7 @@ LAUNCHER_KEYS = {
 
 
 class KeyMap:
-    """A pin set's key map.
+    """The key map of a release of verl.
 
     Raises UserError unless it names each key of a recipe that is verl's.
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between pin sets for a recipe. All of it is in the pin set's folder, patches/NAME:
+"""What differs between pin sets for a recipe: versions, tree ids and variables, in patches/NAME/pins.toml, and what its
+release of verl needs, in llm_rl/verl_releases:
 
-pins.toml    versions and tree ids
-recipe.toml  key map (llm_rl/key_map.py), and plain values
-recipe.py    what takes arithmetic or a search, as three functions of a llm_rl.recipe.Recipe:
-             check(recipe)                   raises ValueError, one sentence, for a recipe that this pin set cannot run
+v0_9_1.toml  key map (llm_rl/key_map.py), and plain values
+v0_9_1.py    what takes arithmetic or a search, as three functions of a llm_rl.recipe.Recipe:
+             check(recipe)                   raises ValueError, one sentence, for a recipe that this verl cannot run
              derive(recipe) -> dict          settings of verl that follow from several keys, by verl's name; a leading +
                                              adds a key that verl's configuration has not
              entry_point(recipe, verl) -> llm_rl.entry_point.EntryPoint, of the installed package's folder; raises
@@ -13,7 +13,7 @@ recipe.py    what takes arithmetic or a search, as three functions of a llm_rl.r
 
 from __future__ import annotations
 
-import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import sys
@@ -27,6 +27,7 @@ from llm_rl.key_map import KeyMap
 from llm_rl.recipe import ROOT, Recipe, leaves
 
 PATCHES = ROOT / "patches"
+RELEASES = ROOT / "llm_rl" / "verl_releases"
 
 
 class PinSet:
@@ -43,25 +44,18 @@ class PinSet:
         if name not in known:
             raise UserError(f"pin_set must be one of {', '.join(known)}, got {name!r}")
         self.name = name
-        self._folder = PATCHES / name
-        self.pins = tomllib.loads((self._folder / "pins.toml").read_text())
-        self.verl = f"verl {self.pins['module']['verl']['version']}"
-        path = self._folder / "recipe.toml"
+        self.pins = tomllib.loads((PATCHES / name / "pins.toml").read_text())
+        self.environment: dict[str, str] = self.pins.get("environment", {})
+        version = self.pins["module"]["verl"]["version"]
+        self.verl = f"verl {version}"
+        release = "v" + version.replace(".", "_")
+        self._functions: Any = importlib.import_module(f"llm_rl.verl_releases.{release}")
+        path = RELEASES / f"{release}.toml"
         facts = tomllib.loads(path.read_text())
-        self.environment: dict[str, str] = facts.get("environment", {})
         self.collective_timeout: int = facts["collective_timeout_s"]
         self.speculation: str = facts["speculation"]
         self.speculation_on: dict[str, Any] = facts.get("speculation_on", {})
         self.keys = KeyMap(path, facts)
-
-    @functools.cached_property
-    def _functions(self) -> Any:
-        """The module recipe.py."""
-        spec = importlib.util.spec_from_file_location(f"recipe of {self.name}", self._folder / "recipe.py")
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
 
     def check(self, recipe: Recipe) -> None:
         """UserError for a recipe that this pin set cannot run."""
@@ -69,7 +63,7 @@ class PinSet:
             self._functions.check(recipe)
         except ValueError as e:
             raise UserError(str(e)) from None
-        others = [PinSet(name) for name in names() if name != self.name]
+        others = [other for other in map(PinSet, names()) if other.verl != self.verl]
         writes = recipe.checkpoints.every and recipe.train.backend == "megatron"  # FSDP ignores async_save
         for name, value in leaves(recipe.verl):
             self._check_verl_key(name, others)
@@ -123,5 +117,5 @@ class PinSet:
 
 
 def names() -> list[str]:
-    """Names of the pin sets that run recipes."""
-    return sorted(path.parent.name for path in PATCHES.glob("*/recipe.toml"))
+    """Names of the pin sets."""
+    return sorted(path.parent.name for path in PATCHES.glob("*/pins.toml"))

@@ -57,7 +57,9 @@ def patches(language: str) -> str:
     """A table for each module: a row for each patch, which pin sets have under one title, with its number in each."""
     pin_sets = {pins["name"]: list(pins["module"]) for pins in read_pins()}
     text = []
-    for module in dict.fromkeys(module for modules in pin_sets.values() for module in modules):
+    for module in sorted(
+        {module for modules in pin_sets.values() for module in modules}, key=["vllm", "vllm_ascend", "verl"].index
+    ):
         found: dict[str, dict[str, Patch]] = {}
         for name in (name for name, modules in pin_sets.items() if module in modules):
             for path in sorted((ROOT / "patches" / name / module).glob("*.patch")):

@@ -13,22 +13,24 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def read_pins() -> list[dict[str, Any]]:
-    """pins.toml of each pin set, the one with the demo first."""
+    """pins.toml of each pin set: those of GPUs, then that of the demo, then the others."""
     pins = [tomllib.loads(path.read_text()) for path in sorted(ROOT.glob("patches/*/pins.toml"))]
-    return sorted(pins, key=lambda pin_set: not pin_set.get("demo", False))
+    return sorted(pins, key=lambda pin_set: ("npu" in pin_set["runtime"], not pin_set.get("demo", False)))
 
 
 def pin_sets(language: str) -> str:
-    name, use, demo = {
-        "en": ["pin set", "for", "GPU, Atlas A3, the demo on a CPU"],
-        "zh": ["版本组合", "用于", "GPU、Atlas A3、CPU 上的演示"],
+    name, patches, use, demo = {
+        "en": ["pin set", "patches", "for", "Atlas A3, the demo on a CPU"],
+        "zh": ["版本组合", "补丁", "用于", "Atlas A3、CPU 上的演示"],
     }[language]
     rows = []
     for pins in read_pins():
         modules = pins["module"]
         versions = [modules.get(module, {}).get("version", "-") for module in ("vllm", "vllm_ascend", "verl")]
-        rows.append([f"`{pins['name']}`", *versions, demo if pins.get("demo") else "Atlas A3"])
-    return table([name, "vLLM", "vllm-ascend", "verl", use], rows, left=5)
+        number = len([*ROOT.glob(f"patches/{pins['name']}/*/*.patch")])
+        device = "Atlas A3" if "npu" in pins["runtime"] else "GPU"
+        rows.append([f"`{pins['name']}`", *versions, number, demo if pins.get("demo") else device])
+    return table([name, "vLLM", "vllm-ascend", "verl", patches, use], rows, left=6)
 
 
 def set_up(language: str) -> str:

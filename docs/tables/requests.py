@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How requests are treated with method sam, by parameter and kind, from the requests.toml of pin sets and plugin."""
+"""How requests are treated with method sam, by parameter and kind, from the requests.toml of pin sets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 from tables._records import table
 
 ROOT = Path(__file__).resolve().parents[2]
-PLUGIN = ROOT / "tests" / "runner2" / "requests.toml"
-PLUGIN_HEAD = {"en": "plugin", "zh": "插件"}
 STATUSES = ("drafted", "excluded", "refused", "untested")
 WORDS = {
     "en": dict(zip(STATUSES, ("drafted", "not drafted", "refused", "not tested"), strict=True)),
@@ -70,11 +68,10 @@ REASONS = {
 }
 
 
-def read_requests(language: str) -> dict[str, dict]:
-    """requests.toml of each pin set and of the plugin, by the head of its column."""
-    of_pin_sets = {f"`{path.parent.name}`": path for path in sorted(ROOT.glob("patches/*/requests.toml"))}
-    paths = of_pin_sets | {PLUGIN_HEAD[language]: PLUGIN}
-    return {head: tomllib.loads(path.read_text()) for head, path in paths.items()}
+def read_requests() -> dict[str, dict]:
+    """requests.toml of each pin set, by the head of its column."""
+    paths = sorted(ROOT.glob("patches/*/requests.toml"))
+    return {f"`{path.parent.name}`": tomllib.loads(path.read_text()) for path in paths}
 
 
 def rows_of(requests: dict, section: str) -> dict[str, tuple[str, str | None]]:
@@ -89,7 +86,7 @@ def rows_of(requests: dict, section: str) -> dict[str, tuple[str, str | None]]:
 
 def section(language: str, section: str) -> str:
     """One row for all names that are treated alike in every column, and below the table the tests, by letter."""
-    requests = read_requests(language)
+    requests = read_requests()
     rows = {head: rows_of(each, section) for head, each in requests.items()}
     words, reasons, names = (
         WORDS[language],

@@ -10,9 +10,9 @@ for word in "$@"; do
 done
 export PIN=${PIN:-vllm-0.23}
 pin=$PIN
-if [[ ! -f $root/patches/$pin/recipe.toml ]]; then
-    choices=$(cd "$root/patches" && echo */recipe.toml)
-    echo "error: $pin is no pin set that runs recipes: choose from ${choices//\/recipe.toml/}" >&2
+if [[ ! -f $root/patches/$pin/pins.toml ]]; then
+    choices=$(cd "$root/patches" && echo */pins.toml)
+    echo "error: $pin is no pin set: choose from ${choices//\/pins.toml/}" >&2
     exit 1
 fi
 python=${PYTHON:-$root/.venvs/$pin/bin/python}

@@ -4,7 +4,8 @@
 #   run_dapo_qwen3_8b_8gpu.sh --dry-run            what would run, and the layout's memory
 #   run_dapo_qwen3_8b_8gpu.sh                      SAM drafts as much as pays in each step
 #   run_dapo_qwen3_8b_8gpu.sh sam=off              the baseline
-# SAM_RL_MODELS, SAM_RL_DATA: folders of models and data.
+# SAM_RL_MODELS, SAM_RL_DATA: folders of models and data. PYTHON: the interpreter (default python3).
+export PIN=${PIN:-gpu} PYTHON=${PYTHON:-python3}
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path for folder in (".", "docs", "patches", "sam_core") for path in (ROOT / folder).glob("*.md"))
 PAIRS = [path for path in PAGES if path.with_suffix(".zh.md").exists()]
 REQUESTS = sorted(ROOT.glob("patches/*/requests.toml"))
-PLUGIN = ROOT / "tests" / "runner2"
 NUMBER = r"\d+(?:[.,]\d+)+|(?!10\b)\d\d+"
 
 
@@ -111,12 +110,11 @@ def test_figures_in_prose_are_those_of_their_records(page, begin, figures):
     assert found == [f"{x:.2f}" if isinstance(x, float) else str(x) for x in figures()]
 
 
-@pytest.mark.parametrize("path", [*REQUESTS, PLUGIN / "requests.toml"], ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.parent.name)
 def test_a_row_of_requests_names_a_test_of_its_environment(path):
     """Or says that there is none."""
     requests = tomllib.loads(path.read_text())
-    pins = path.with_name("pins.toml")
-    folders = tomllib.loads(pins.read_text())["tests"] if pins.exists() else [str(PLUGIN.relative_to(ROOT))]
+    folders = tomllib.loads(path.with_name("pins.toml").read_text())["tests"]
     groups = requests["parameters"] + requests["kinds"]
     for test in {group["test"] for group in groups if "test" in group}:
         file, _, function = test.partition("::")

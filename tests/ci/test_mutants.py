@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = runpy.run_path(str(ROOT / "ci" / "test-mutants"))
 PIN_SETS = sorted(path.parent.name for path in ROOT.glob("patches/*/pins.toml"))
-BUGS = [(pin_set, bug) for pin_set in [*PIN_SETS, *TOOL["OTHERS"]] for bug in TOOL["bugs"](pin_set)]
+BUGS = [(pin_set, bug) for pin_set in TOOL["TESTS"] for bug in TOOL["bugs"](pin_set)]
 TESTS = """
 import pytest
 

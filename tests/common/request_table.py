@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""requests.toml of the environment that runs, that of a pin set or of the plugin, against its vLLM."""
+"""requests.toml of the pin set whose environment runs, against its vLLM."""
 
 import sys
 import tomllib
@@ -10,9 +10,7 @@ STATUSES = ("drafted", "excluded", "refused", "untested")
 
 
 def table():
-    of_pin_set = ROOT / "patches" / Path(sys.prefix).name / "requests.toml"
-    path = of_pin_set if of_pin_set.exists() else ROOT / "tests" / "runner2" / "requests.toml"
-    return tomllib.loads(path.read_text())
+    return tomllib.loads((ROOT / "patches" / Path(sys.prefix).name / "requests.toml").read_text())
 
 
 def names(section, *statuses):

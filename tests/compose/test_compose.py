@@ -9,7 +9,9 @@ import importlib.metadata
 import re
 import shlex
 import shutil
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from hydra.errors import ConfigCompositionException, InstantiationException
@@ -22,15 +24,15 @@ from verl.utils.config import omega_conf_to_dataclass
 from llm_rl import config, launch, pin_set
 from llm_rl.errors import UserError
 from llm_rl.key_map import KeyMap
-from llm_rl.pin_set import PATCHES, PinSet
+from llm_rl.pin_set import PATCHES, RELEASES, PinSet
 from llm_rl.recipe import KEYS, MAPPINGS
 
 QWEN3 = launch.ROOT / "llm_rl" / "qwen3"
 ABSTRACT = {"dapo", "dapo_qwen3_article"}
 NAMES = sorted(path.stem for path in QWEN3.glob("dapo*.yaml") if path.stem not in ABSTRACT)
 INSTALLED = f"verl {importlib.metadata.version('verl')}"
-(PIN_SET,) = (name for name in pin_set.names() if PinSet(name).verl == INSTALLED)
-OTHERS = [PinSet(name) for name in pin_set.names() if name != PIN_SET]
+PIN_SET = Path(sys.prefix).name
+OTHERS = [other for other in map(PinSet, pin_set.names()) if other.verl != INSTALLED]
 DAPO_IN_CHECKOUT = INSTALLED == "verl 0.6.1"
 DAPO = """
 defaults: [%s, _self_]
@@ -341,8 +343,13 @@ def test_the_default_recipe_has_each_group():
     assert set(MAPPINGS) <= set(OmegaConf.load(QWEN3 / "dapo.yaml")) & set(KEYS)
 
 
+def key_map():
+    """The path of the installed verl's."""
+    return RELEASES / f"v{INSTALLED.removeprefix('verl ').replace('.', '_')}.toml"
+
+
 def test_a_key_map_names_each_key_of_a_recipe():
-    path = PATCHES / PIN_SET / "recipe.toml"
+    path = key_map()
     for new, said in (("warmth = ", "lacks train.lr"), ('warmth = ""\nlr = ', "names train.warmth")):
         facts = tomllib.loads(path.read_text().replace("\nlr = ", f"\n{new}"))
         with pytest.raises(UserError, match=f"^{path} {said}: it must name each key of a recipe that is verl's"):
@@ -350,20 +357,24 @@ def test_a_key_map_names_each_key_of_a_recipe():
 
 
 def test_a_pin_set_is_a_folder(given, monkeypatch, tmp_path):
-    """The only one there is, with a key of verl's that differs: no file outside the folder names it."""
+    """The only one there is, with a key of verl's that differs: no other file names it."""
     folder = tmp_path / "patches" / "vllm-99.9"
     shutil.copytree(PATCHES / PIN_SET, folder)
+    shutil.copy(key_map(), tmp_path)
     monkeypatch.setattr(pin_set, "PATCHES", folder.parent)
+    monkeypatch.setattr(pin_set, "RELEASES", tmp_path)
     warmth = "+actor_rollout_ref.rollout.engine_kwargs.vllm.warmth"
-    with (folder / "recipe.toml").open("a") as keys:
+    with (tmp_path / key_map().name).open("a") as keys:
         keys.write(f'\n[keys.rollout]\ntemperature = "{warmth}"\n')
     lines, words = given("dapo_qwen3_32b_32die", "pin_set=vllm-99.9")
     assert "pin set vllm-99.9" in lines[0] and f"{warmth}=0.9" in words
     assert not [word for word in words if word.startswith("actor_rollout_ref.rollout.temperature=")]
 
 
-def test_recipes_name_no_pin_set_but_the_default():
-    (default,) = re.findall(r"^pin_set: \$\{oc.env:PIN,(.*)\}", (QWEN3 / "dapo.yaml").read_text(), re.MULTILINE)
+def test_recipes_name_no_pin_set_but_their_default():
     files = [path for path in (launch.ROOT / "llm_rl").rglob("*") if path.suffix in (".py", ".sh", ".yaml")]
-    naming = {path.name: {n for n in pin_set.names() if n in path.read_text()} for path in files}
-    assert {name: names for name, names in naming.items() if names} == {"dapo.yaml": {default}, "common.sh": {default}}
+    named = {path.name: re.findall(r"\bPIN(?:,|:-)([\w.-]+)\}", path.read_text()) for path in files}
+    recipes = ("dapo_qwen3_0.6b_1gpu", "dapo_qwen3_8b_8gpu")
+    of_gpus = {file: ["gpu"] for recipe in recipes for file in (f"{recipe}.yaml", f"run_{recipe}.sh")}
+    default = {file: ["vllm-0.23"] for file in ("dapo.yaml", "common.sh")}
+    assert {name: names for name, names in named.items() if names} == of_gpus | default

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Trains two steps by the recipe for one GPU, without and with SAM, and compares them. Needs a GPU and the patched
-# environment of docs/gpu.md (PYTHON=python3), or that of ci/setup-env. Examples:
+# Trains two steps by the recipe for one GPU, without and with SAM, and compares them. Needs a GPU, and verl, vLLM and
+# this repository in the environment of python3, or of the interpreter that PYTHON names (docs/gpu.md). Examples:
 #   tests/gpu/train.sh                                          the tiny model of this repository
 #   tests/gpu/train.sh model.path=/models/Qwen3-0.6B data.max_response_length=2048      sums, by that model
 # Prints both runs' tables (rollout/spec/*: in runs/gpu-train/auto/steps.jsonl) and the report's first lines: how many
@@ -22,5 +22,5 @@ for sam in off auto; do
     "$root/llm_rl/qwen3/$recipe" "${settings[@]}" "$@" "sam=$sam" --run-dir "$out/$sam"
 done
 cd "$root"
-"${PYTHON:-.venvs/${PIN:-vllm-0.23}/bin/python}" -m llm_rl.reports report --off "$out/off" --on "$out/auto" --out "$out/report"
+"${PYTHON:-python3}" -m llm_rl.reports report --off "$out/off" --on "$out/auto" --out "$out/report"
 grep -m 20 . "$out/report/report.md"

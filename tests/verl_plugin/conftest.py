@@ -30,15 +30,11 @@ os.environ.update(
 import pytest
 import torch
 from omegaconf import OmegaConf
-from sam_core.engines.vllm.hooks import is_patched
 
 TESTS = Path(__file__).resolve().parent.parent
 PATHS = [str(path) for path in (TESTS / "runner2" / "interpreter", TESTS / "common", TESTS.parent)]
 TINY = TESTS.parent / "llm_rl" / "qwen3" / "tiny"
 INSTALLED = Path(importlib.util.find_spec("verl").origin).parent
-AS_RELEASED = not is_patched(Path(importlib.util.find_spec("vllm").origin).parent)
-"""Whether vLLM is; a pin set's is patched, and has no second runner with method sam."""
-second_runner = pytest.mark.skipif(not AS_RELEASED, reason="needs a vLLM as released, with the plugin")
 RAN = []
 """Of each agent loop that ran: sampling parameters, and the row of the batch."""
 

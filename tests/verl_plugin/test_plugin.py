@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import AS_RELEASED, INSTALLED, RAN, configuration
+from conftest import INSTALLED, RAN, configuration
 from omegaconf import OmegaConf
 from sam_core.engines.verl import hooks, plugin
 from sam_core.engines.verl.plugin import Rebinding, module_name, trainers
@@ -496,10 +496,9 @@ def test_an_engine_that_asks_for_sam_is_refused(unfit, monkeypatch):
     monkeypatch.setattr(vllm_config, "TRAINER_CHECKS", [rebinding.refuse])
     with pytest.raises(ValueError, match="'sam' knows verl 0.9.1 and does not fit the installed .* is missing, and"):
         vllm_config.check_speculative_config(None, "")
-    if AS_RELEASED:
-        asks = SimpleNamespace(speculative_config={"method": "sam"})
-        with pytest.raises(ValueError, match="knows verl"):
-            front.create_speculative_config(asks, None, None)
+    asks = SimpleNamespace(speculative_config={"method": "sam"})
+    with pytest.raises(ValueError, match="knows verl"):
+        front.create_speculative_config(asks, None, None)
 
 
 def test_a_patched_verl_is_left_alone(monkeypatch):

@@ -7,9 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import INSTALLED, TINY, overrides, second_runner, tiny
-
-pytestmark = second_runner
+from conftest import INSTALLED, TINY, overrides, tiny
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8]
 

@@ -11,12 +11,11 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
-from conftest import PATHS, TESTS, overrides, second_runner, tiny
+from conftest import PATHS, TESTS, overrides, tiny
 
 from llm_rl.reports.answers import read_answers
 from llm_rl.resume import read_steps
 
-pytestmark = second_runner
 SPEC = "rollout/spec/"
 VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",

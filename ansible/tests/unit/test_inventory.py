@@ -14,7 +14,7 @@ from ansible_collections.sam_rl.ascend.plugins.filter.repository import pin_set
 
 ANSIBLE = Path(__file__).resolve().parents[2]
 REPOSITORY = str(ANSIBLE.parent)
-PIN_SET = max(path.parent.name for path in Path(REPOSITORY).glob("patches/*/recipe.toml"))
+PIN_SET = max(path.parent.name for path in Path(REPOSITORY).glob("patches/*/image.in"))
 GOOD = {"ansible_user": "root", "hosts_expected": 2, "dies_per_host": 16, "pin_set": PIN_SET}
 GOOD |= {"recipe": "dapo_qwen3_tiny_cpu", "container_engine": "none", "install_root": "/opt/sam-rl"}
 GOOD |= {"cluster_network": "10.0.0.0/24", "cluster_interface": "eth0", "work_dir": "/data/sam-rl"}

@@ -251,10 +251,10 @@ def _cluster_problems(hosts: list[str], settings: Mapping, options: Mapping, rep
             f"Ray's ports are {first} to {last}, expected {FIXED_PORTS} of Ray's own and those of its workers: set "
             f"{' and '.join(names)}."
         )
-    if not Path(str(repository), "patches", settings["pin_set"], "recipe.toml").is_file():
-        known = sorted(path.parent.name for path in Path(str(repository)).glob("patches/*/recipe.toml"))
+    if not Path(str(repository), "patches", settings["pin_set"], "image.in").is_file():
+        known = sorted(path.parent.name for path in Path(str(repository)).glob("patches/*/image.in"))
         problems.append(
-            f"pin_set is {settings['pin_set']!r}, which is no folder of patches/ with recipes: choose "
+            f"pin_set is {settings['pin_set']!r}, which is no pin set with an image for Ascend: choose "
             f"{' or '.join(known)}."
         )
         return problems

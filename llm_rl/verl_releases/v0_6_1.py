@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How verl 0.6.1 runs a recipe, as far as recipe.toml cannot say it. llm_rl/pin_set.py describes the functions."""
+"""How verl 0.6.1 runs a recipe, as far as v0_6_1.toml cannot say it. llm_rl/pin_set.py describes the functions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How verl 0.9.1 runs a recipe, as far as recipe.toml cannot say it. llm_rl/pin_set.py describes the functions."""
+"""How verl 0.9.1 runs a recipe, as far as v0_9_1.toml cannot say it. llm_rl/pin_set.py describes the functions."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _check_verl(verl: Path) -> None:
     if missing:
         raise ValueError(
             f"the plugins {', '.join(sorted(missing))} of verl are not installed: call `pip install ./sam_core "
-            ".` in the checkout, or ci/setup-env vllm-0.23"
+            ".` in the checkout"
         )
     chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip()
     if chosen.lower() != "auto" and not {*map(str.strip, chosen.lower().split(","))} >= PLUGINS:
