@@ -121,7 +121,8 @@ def renew(weights, mode="keep"):
         engine.sleep(level=2, mode=mode)
         assert engine.is_sleeping()
         engine.collective_rpc("reload_weights", kwargs={"weights_path": str(weights)})
-        assert engine.wake_up()
+        engine.wake_up()
+        assert not engine.is_sleeping()
 
     return sleep_and_wake
 
