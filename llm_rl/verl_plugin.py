@@ -15,10 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sam_core.engines.hooks import Hook, problem
+from sam_core.engines.hooks import Hook, problem, rebind
 from sam_core.engines.verl.after_import import after_import
 from sam_core.engines.verl.plugin import module_name
-from sam_core.engines.vllm.plugin.rebinding import rebind
 
 LOGGER = logging.getLogger("llm_rl")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of an engine or a trainer that sam_core relies on: looked up in its sources before anything is rebound."""
+"""Functions of an engine or a trainer that sam_core relies on or rebinds: their sources are checked before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ import functools
 import importlib.util
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+
+def rebind(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put `make(original)` in the place of an attribute of a class or module."""
+    setattr(owner, name, rebound(getattr(owner, name), make))
+
+
+def rebound(original: Any, make: Callable[[Any], Any]) -> Any:
+    """`make(original)`, with the original's name."""
+    return functools.wraps(original)(make(original))
 
 
 class Older(NamedTuple):

@@ -9,11 +9,11 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
+from sam_core.engines.hooks import rebind
 from sam_core.engines.verl.groups import group_params
 from sam_core.engines.verl.plugin.run import engine_arguments, is_watched, uses_sam
 from sam_core.engines.verl.rollout_log import log_answer
 from sam_core.engines.verl.seeds import PromptPlaces, wants_seeds
-from sam_core.engines.vllm.plugin.rebinding import rebind
 from sam_core.seeds import request_seed
 
 COLUMN = "sam_place"

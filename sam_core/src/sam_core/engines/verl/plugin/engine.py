@@ -10,10 +10,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from sam_core.engines.hooks import rebind
 from sam_core.engines.verl.plugin.run import uses_sam
 from sam_core.engines.verl.rollout_log import engine_stats
 from sam_core.engines.vllm.config import has_sam, replica_history
-from sam_core.engines.vllm.plugin.rebinding import rebind
 from sam_core.engines.vllm.step_log import StepLog
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
+from sam_core.engines.hooks import rebind
 from sam_core.engines.verl.plugin import agents
 from sam_core.engines.verl.plugin.run import is_watched, uses_sam
 from sam_core.engines.verl.rollout_log import add_taken, log_prob_histogram, step_metrics
-from sam_core.engines.vllm.plugin.rebinding import rebind
 
 WATCHED: list[Any] = []
 """Counters of this process whose engines count."""

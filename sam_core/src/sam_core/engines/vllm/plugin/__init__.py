@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sam_core.engines.vllm.plugin.rebinding import LOGGER, rebind
+from sam_core.engines.hooks import rebind
+from sam_core.engines.vllm.config import LOGGER
 from sam_core.engines.vllm.plugin.speculator import register_speculator
 
 

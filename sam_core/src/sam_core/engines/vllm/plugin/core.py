@@ -13,9 +13,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from sam_core.engines.vllm.config import ignore_seed
+from sam_core.engines.hooks import rebind, rebound
+from sam_core.engines.vllm.config import has_sam, ignore_seed
 from sam_core.engines.vllm.groups import pass_salt
-from sam_core.engines.vllm.plugin.rebinding import is_sam, rebind, rebound
 
 CARRIER = "ngram_gpu"
 """vLLM's method whose engines are configured as those of sam: it schedules asynchronously and has no draft model."""
@@ -44,7 +44,7 @@ def install() -> None:
 
 def _use_v2_model_runner(use: Callable[[Any], bool]) -> Callable[[Any], bool]:
     def use_v2_model_runner(self: Any) -> bool:
-        if not is_sam(self):
+        if not has_sam(self):
             return use(self)
         from vllm import envs
 
@@ -61,7 +61,7 @@ def _use_v2_model_runner(use: Callable[[Any], bool]) -> Callable[[Any], bool]:
 def _unsupported_features(find: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
     def unsupported_features(self: Any) -> list[str]:
         found = find(self)
-        if not is_sam(self):
+        if not has_sam(self):
             return found
         return [feature for feature in found if CARRIER not in feature]  # vLLM up to 0.31 names it
 
@@ -70,7 +70,7 @@ def _unsupported_features(find: Callable[[Any], list[str]]) -> Callable[[Any], l
 
 def _add_request(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     def add_request(self: Any, request: Any) -> None:
-        if is_sam(self.vllm_config) and request.sampling_params is not None:
+        if has_sam(self.vllm_config) and request.sampling_params is not None:
             ignore_seed(self.vllm_config.speculative_config.sam, request.sampling_params)  # the engine's own copy
             pass_salt(request)
         add(self, request)
@@ -143,7 +143,7 @@ def _handle_stopped_request(handle: Callable[[Any, Any], bool]) -> Callable[[Any
     def handle_stopped_request(self: Any, request: Any) -> bool:
         # Drafts behind the end of a session's turn may have been accepted; the next turn begins where this one ended.
         # All else vLLM does itself from 0.31 on: what steps in flight sample for the turn is dropped.
-        if request.resumable and is_sam(self.vllm_config):
+        if request.resumable and has_sam(self.vllm_config):
             computed = request.num_computed_tokens - request.num_output_placeholders
             request.num_computed_tokens = min(computed, request.num_tokens - 1)
             request.num_output_placeholders, request.spec_token_ids = 0, []
@@ -161,7 +161,7 @@ def _update_after_schedule(update: Callable[[Any, Any], None]) -> Callable[[Any,
         vLLM plans the longest draft for each, however few are verified, and leaves requests out of a step that it would
         make longer than max_num_batched_tokens.
         """
-        if is_sam(self.vllm_config) and self.vllm_config.speculative_config.enable_adaptive_verification:
+        if has_sam(self.vllm_config) and self.vllm_config.speculative_config.enable_adaptive_verification:
             share = self.max_num_scheduled_tokens // max(len(self.running), 1)
             most = 0 if getattr(self, "sam_pauses", False) else self.num_spec_tokens
             scheduler_output.num_spec_tokens_to_schedule = max(min(most, share - 1), 0)

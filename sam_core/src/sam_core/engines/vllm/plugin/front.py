@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sam_core.engines.hooks import problem
-from sam_core.engines.vllm.config import check_trainer
+from sam_core.engines.hooks import problem, rebind
+from sam_core.engines.vllm.config import LOGGER, check_trainer, has_sam
 from sam_core.engines.vllm.hooks import LOGPROBS, check
 from sam_core.engines.vllm.metrics import EngineMetrics
 from sam_core.engines.vllm.plugin import core
-from sam_core.engines.vllm.plugin.rebinding import LOGGER, is_sam, rebind
 from sam_core.engines.vllm.routing import EngineRoutes
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def install() -> None:
 
 def _check_adaptive_verification(disable: Callable[[Any], None]) -> Callable[[Any], None]:
     def decide(self: Any) -> None:
-        adaptive = is_sam(self) and self.speculative_config.enable_adaptive_verification
+        adaptive = has_sam(self) and self.speculative_config.enable_adaptive_verification
         if adaptive and (reason := why_not_adaptive(self)):
             speculative = self.speculative_config
             speculative.choose_by_batch_size()
@@ -178,7 +177,7 @@ def _make_routes(init: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         init(self, vllm_config, *args, **kwargs)
         self.sam_routes = None
-        if is_sam(vllm_config):
+        if has_sam(vllm_config):
             self.sam_routes = EngineRoutes.from_options(vllm_config.speculative_config.sam, self.eng_start_index)
 
     return __init__
@@ -217,7 +216,7 @@ def _register_metrics(init: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         init(self, vllm_config, *args, **kwargs)
         self.sam_metrics = None
-        if is_sam(vllm_config):
+        if has_sam(vllm_config):
             labels = self._counter_cls, self._gauge_cls, ("model_name", "engine"), self.per_engine_labelvalues
             self.sam_metrics = EngineMetrics(*labels)
 

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sam_core.engines.vllm.plugin.rebinding import is_sam, rebind
+from sam_core.engines.hooks import rebind
+from sam_core.engines.vllm.config import has_sam
 
 
 @functools.cache
@@ -21,7 +22,7 @@ def register_speculator() -> None:
 
     def with_sam(init: Callable[..., Any]) -> Callable[..., Any]:
         def init_speculator(vllm_config: Any, device: Any, *args: Any) -> Any:
-            if not is_sam(vllm_config):
+            if not has_sam(vllm_config):
                 return init(vllm_config, device, *args)
             from sam_core.engines.vllm.plugin import worker
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from sam_core.engines.hooks import rebind
 from sam_core.engines.vllm.config import proposer_settings
 from sam_core.engines.vllm.pauses import Pauses
-from sam_core.engines.vllm.plugin.rebinding import rebind
 from sam_core.engines.vllm.runner2 import ChainProposer, Speculator, keep_equal
 from sam_core.engines.vllm.verification import Verification
 
