@@ -428,9 +428,20 @@ def test_two_ways_to_speculate_exclude_each_other(server):
         server._preprocess_engine_kwargs(dict(OTHER))
 
 
-def test_requests_are_interrupted_by_verls_name_of_the_argument():
+class ClientOf032:
+    """vLLM's AsyncLLM from 0.32 on, as far as it is paused."""
+
+    async def pause_generation(self, *, mode="abort", clear_cache=True):
+        await self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_requests_are_interrupted_by_verls_name_of_the_argument(newer):
     from verl.workers.rollout.vllm_rollout import vllm_async_server as module
 
+    if newer:
+        module = SimpleNamespace(AsyncLLM=ClientOf032)
+        plugin.engine.install_pause(module)
     engine, modes = object.__new__(module.AsyncLLM), []
 
     async def pause(mode, clear_cache):
