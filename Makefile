@@ -16,7 +16,7 @@ tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo evidence docs test test-all test-quick test-wheels test-ansible test-bed test-bed-long test-image wheels bench bench-asynchronous bench-sampler bench-host device-costs plan-article research test-mutants site lint lock clean
+.PHONY: help demo evidence docs test test-all test-quick test-wheels test-ansible test-bed test-bed-long test-image wheels bench bench-asynchronous bench-sampler bench-host device-costs plan-article test-mutants site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -37,7 +37,7 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 JOBS ?= 2
 ENVIRONMENTS := environment/tools $(PINSETS:%=environment/%)
 QUICK_JOBS := $(QUICK_TESTS:%=run/tools/%)
-SLOW_JOBS := $(if $(ALL_TESTS),test-bed test-wheels run/$(PIN)/tests/research)
+SLOW_JOBS := $(if $(ALL_TESTS),test-bed test-wheels)
 jobs-of = $(addprefix run/$(1)/,$(call tests-of,$(1)))
 ifeq ($(origin PIN),file)
 test: ## lint and all tests but the slow ones; with PIN=... those of that pin set's environment
@@ -50,7 +50,7 @@ test: known-pin-set
 	+$(MAKE) --no-print-directory -j$(JOBS) $(call jobs-of,$(PIN))
 endif
 
-test-all: ## all tests, also the slow ones, the papers' methods, the test bed and the wheels
+test-all: ## all tests, also the slow ones, the test bed and the wheels
 	+ALL_TESTS=1 $(MAKE) --no-print-directory test
 
 test-quick: ## the tests that need neither torch nor an engine
@@ -68,7 +68,6 @@ environment/%:
 
 $(foreach job,$(QUICK_JOBS),$(eval $(job): environment/tools))
 $(foreach pinset,$(PINSETS),$(eval $(call jobs-of,$(pinset)): environment/$(pinset)))
-run/$(PIN)/tests/research: environment/$(PIN)
 
 test-wheels: ## builds the wheels and tests them in clean environments, aarch64 under an emulator if qemu-user is installed
 	ci/test-wheels
@@ -112,15 +111,11 @@ device-costs: known-pin-set ## waits, slow operators and launches of a step on a
 
 plan-article: known-pin-set ## fit the planner to the article's figures, predict other published runs (a quarter of an hour)
 	ci/setup-env $(PIN)
-	$(ENV)/python -m research article --draws 20 $(PLAN)
+	$(ENV)/python -m sam_lab plan-article --draws 20 $(PLAN)
 
 bench-host: known-pin-set ## host time of a step with the switch off and verifying, against one without speculation (a quarter of an hour)
 	ci/setup-env $(PIN)
 	$(ENV)/python -m sam_lab bench-host $(BENCH)
-
-research: known-pin-set ## tests of research, the papers' methods (minutes); `make test-all` runs them too
-	ci/setup-env $(PIN)
-	$(ENV)/python -m pytest tests/research
 
 test-mutants: known-pin-set ## remove each patch in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)

@@ -25,14 +25,12 @@ MIN_BIN_STEPS = 200
 Tree = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents of nodes, parents first; parent -1 is the end of the text."""
 Counts = dict[str, list[int]]
-"""Sums by prompt: tokens, steps, accepted and drafted tokens; or others, two of which `quotient` divides."""
-RATE, DRAFTED, PRECISION = (0, 1), (3, 1), (2, 3)
-"""What they divide: tokens by steps, drafted tokens by steps, accepted tokens by drafted ones."""
+"""Two sums for each prompt, of which `quotient` divides the first by the second: tokens and steps, or others."""
 RESAMPLES = 2000
 
 
 class Drafter(Protocol):
-    """What replays and the decoder of trees call on a drafter. Requests are numbered by the caller.
+    """What replays call on a drafter. Requests are numbered by the caller.
 
     It may also have `drop(group)`, called when a group's last request has ended, and `by_source()`, whose dict joins
     the figures.
@@ -154,7 +152,6 @@ def replay(
     tree: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
     by_prompt: Counts | None = None,
-    by_bin: dict[str, Counts] | None = None,
 ) -> dict[str, Any]:
     """Run one configuration and return its figures.
 
@@ -165,8 +162,7 @@ def replay(
         k: maximum tokens of a chain, or nodes of a tree.
         tree: draft trees.
         progress: called after each scope with the tokens replayed so far.
-        by_prompt: where each prompt's tokens, steps, accepted and drafted tokens are added.
-        by_bin: the same of each bin of positions.
+        by_prompt: where each prompt's tokens and steps are added.
 
     Returns:
         tokens_per_step, proposed_per_step (drafted tokens a step), precision (accepted of the drafted tokens),
@@ -202,11 +198,10 @@ def replay(
             tally.add(at, len(tokens), accepted, len(row))
             request.at += len(row)
             rows.append(row)
-            for counts in (by_prompt, by_bin if by_bin is None else by_bin.setdefault(_bin(at), {})):
-                if counts is not None:
-                    sums = counts.setdefault(request.prompt_id, [0, 0, 0, 0])
-                    for place, count in enumerate((len(row), 1, accepted, len(tokens))):
-                        sums[place] += count
+            if by_prompt is not None:
+                sums = by_prompt.setdefault(request.prompt_id, [0, 0])
+                sums[0] += len(row)
+                sums[1] += 1
         append(batch, rows)
         for request in batch:
             if request.at >= len(request.response):
@@ -242,41 +237,31 @@ def replay(
     return figures
 
 
-def quotient(counts: Counts, others: Counts | None = None, parts: tuple[int, int] = RATE) -> float | None:
-    """One sum over all prompts divided by another, or the ratio of two such; None where that is not a number."""
-    (value,) = _quotients(counts, others, parts, np.arange(len(counts))[None])
+def quotient(counts: Counts, others: Counts | None = None) -> float | None:
+    """The quotient of the sums over all prompts, or the ratio of two such; None where that is not a number."""
+    (value,) = _quotients(counts, others, np.arange(len(counts))[None])
     return float(value) if np.isfinite(value) else None
 
 
-def interval(counts: Counts, others: Counts | None = None, parts: tuple[int, int] = RATE) -> list[float] | None:
+def interval(counts: Counts, others: Counts | None = None) -> list[float] | None:
     """95 % of `quotient` by bootstrap over prompts; None with fewer than two, or where a draw has no number.
 
     The prompts of both are drawn together.
     """
-    return bootstrap(lambda drawn: _quotients(counts, others, parts, drawn), len(counts))
-
-
-def bootstrap(
-    statistic: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]], size: int, seed: int = 0
-) -> list[float] | None:
-    """95 % of a statistic of `size` samples, which gets numbers of samples, [RESAMPLES, size], and returns a value for
-    each row; None with fewer than two samples, or where a value is not a number."""
+    size = len(counts)
     if size < 2:
         return None
-    values = statistic(np.random.default_rng(seed).integers(size, size=(RESAMPLES, size)))
+    values = _quotients(counts, others, np.random.default_rng(0).integers(size, size=(RESAMPLES, size)))
     return np.quantile(values, (0.025, 0.975)).tolist() if np.isfinite(values).all() else None
 
 
-def _quotients(
-    counts: Counts, others: Counts | None, parts: tuple[int, int], drawn: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
+def _quotients(counts: Counts, others: Counts | None, drawn: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """`quotient` of each row of `drawn`, numbers of prompts."""
     prompts, found = sorted(counts), []
-    for of in (counts,) if others is None else (counts, others):
-        sums = np.array([[of[prompt][part] for part in parts] for prompt in prompts], np.float64)[drawn].sum(axis=1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found.append(sums[:, 0] / sums[:, 1])
     with np.errstate(divide="ignore", invalid="ignore"):
+        for of in (counts,) if others is None else (counts, others):
+            sums = np.array([of[prompt] for prompt in prompts], np.float64)[drawn].sum(axis=1)
+            found.append(sums[:, 0] / sums[:, 1])
         return found[0] if others is None else found[0] / found[1]
 
 

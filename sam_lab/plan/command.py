@@ -39,8 +39,8 @@ the model:
   host launches (eager mode) and what the device reads and computes. Then rounds, exchange of weights, training.
   off, batch (the recipe's threshold and k, and all others), auto (sam_core's budget on drafts of the recording).
 
---steps FILE predicts each batch of an engine replay from what the others cost. `python -m research article` fits the
-planner to one of the article's clusters and predicts the others.
+--steps FILE predicts each batch of an engine replay from what the others cost. `plan-article` fits the planner
+to one of the article's clusters and predicts the others.
 
 Ranges: --draws times all assumptions are drawn anew, evenly between bounds; the 10 to 90 % of the results are shown.
 For a recipe: lengths x 0.8 to 1.2; accepted tokens x 0.7 to 1.8, or to 1.3 of a recording of your own; of the device

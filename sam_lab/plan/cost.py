@@ -55,7 +55,7 @@ DEVICES = {
 }
 """910C: Serving Large Language Models on Huawei CloudMatrix384 (arXiv 2506.12708), section 3: a package of two dies has
 752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch and max_verify are what `python -m
-research article` fits.
+sam_lab plan-article` fits.
 H100: NVIDIA's data sheet; launch is an assumption."""
 
 

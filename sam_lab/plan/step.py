@@ -20,7 +20,7 @@ from sam_lab.plan.simulate import Engines, Policy, Trace
 SWITCHING = 40.0
 """Seconds a round of exchanging weights: an assumption, of the order that the article's rollouts leave for it."""
 TRAINING = 1.04e-13
-"""Seconds a trained token and active parameter, of one die: `python -m research article` fits it."""
+"""Seconds a trained token and active parameter, of one die: `python -m sam_lab plan-article` fits it."""
 SPREAD = 0.6
 """Sigma of the logarithm of the lengths of answers: the same."""
 Int64 = npt.NDArray[np.int64]

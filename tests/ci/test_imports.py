@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {name: ROOT / name for name in ("research", "sam_lab", "llm_rl")}
+PACKAGES = {name: ROOT / name for name in ("sam_lab", "llm_rl")}
 PACKAGES["sam_core"] = ROOT / "sam_core" / "src" / "sam_core"
 ENGINES = re.compile(r"(?<![a-z])(vllm|verl|ray)(?![a-z])", re.IGNORECASE)
 MAY_IMPORT = {
     "sam_core": {"sam_core"},
     "llm_rl": {"llm_rl", "sam_core"},
     "sam_lab": {"sam_lab", "sam_core", "llm_rl"},
-    "research": {"research", "sam_lab", "sam_core", "llm_rl"},
 }
 """Packages of this repository that each of them imports."""
 

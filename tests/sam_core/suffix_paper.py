@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SuffixDecoding by its paper's algorithm 1, by counting strings: the oracle of `suffix` and of research's own form."""
+"""SuffixDecoding by its paper's algorithm 1, by counting strings: the oracle of rule `suffix`."""
 
 from collections import Counter
 from fractions import Fraction

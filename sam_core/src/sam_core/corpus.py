@@ -155,7 +155,7 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 class Corpus:
-    """A corpus open for reading, in plain Python: what csrc/corpus.c does, for tests and research.
+    """A corpus open for reading, in plain Python: what csrc/corpus.c does, for tests and the lab.
 
     An interval (low, high) stands for the suffixes low .. high - 1. A context is the list of the intervals of a text's
     last 0, 1, 2, ... tokens, as far as they occur; a match is (low, high, length).

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m research article`: fit the planner to one of the article's clusters, predict what others measured, say
-whether it lies inside the range.
+"""`python -m sam_lab plan-article`: fit the planner to one of the article's clusters, predict what others measured,
+say whether it lies inside the range.
 
 What is fitted, all on Qwen3-32B on 32 dies:
   the mean answer: the mean of image 40's training steps, without SAM;
@@ -38,12 +38,12 @@ from sam_core.console import Progress
 from sam_core.files import write_json
 
 from llm_rl.shape import SHAPES
-from research.quoted import ARTICLE, CLUSTERS, LATER, LIMIT, MEAN_235B, MEAN_LENGTHS, STAGES, SUFFIX, Served
 from sam_lab.cli import check_outputs, non_negative
 from sam_lab.plan.acceptance import Acceptance, of_article
 from sam_lab.plan.check import tail_contexts
 from sam_lab.plan.cost import DEVICES, Cost, Device, roofline
 from sam_lab.plan.lengths import Lengths
+from sam_lab.plan.quoted import ARTICLE, CLUSTERS, LATER, LIMIT, MEAN_235B, MEAN_LENGTHS, STAGES, SUFFIX, Served
 from sam_lab.plan.simulate import Policy, Trace
 from sam_lab.plan.step import SPREAD, SWITCHING, TRAINING, Round, Setup, Tails, engines
 

@@ -7,17 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from research import article, quoted
-from research.__main__ import main
+from sam_lab.__main__ import main
+from sam_lab.plan import article, quoted
 
 
+@pytest.mark.slow
 def test_article(tmp_path, capsys, monkeypatch):
     quarter = replace(quoted.CLUSTERS["customer"], dies=32, gen_prompts=384, train_prompts=128)
     monkeypatch.setitem(quoted.CLUSTERS, "customer", quarter)  # as many requests an engine
     for name, fewer in {"SEEDS": (1, 2), "SPREADS": (0.5, 0.6, 0.7), "THRESHOLDS": (8, 32)}.items():
         monkeypatch.setattr(article, name, fewer)
     out = tmp_path / "article.json"
-    assert main(["article", "--draws", "0", "--json", str(out)]) == 0
+    assert main(["plan-article", "--draws", "0", "--json", str(out)]) == 0
     found, said = json.loads(out.read_text()), capsys.readouterr().out
     rows = {(row["of"], row["what"], row["sam"]): row for row in found["rows"]}
     assert len(rows) == len(found["rows"]) == 3 * (3 + 3 + 2) + 2 * 5 + 18
@@ -51,6 +52,7 @@ def test_ranges_hold_what_they_claim():
     assert advice[0]["low"] == pytest.approx(0.2 - 0.1 * wide) and advice[0]["high"] == pytest.approx(0.2 + 0.05 * wide)
 
 
+@pytest.mark.slow
 def test_the_fit_gives_the_tail_its_speed_back():
     """The cost of a verifying step is that with which the simulated tail takes as much less as image 42's."""
     model = article.Model(article.World.nominal(), (1,))
