@@ -3,9 +3,9 @@
 
 Both are tools of the Ascend HDK; the forms follow outputs of Atlas A3 hosts in public reports and Huawei's documents.
 The state is {"version": str, "dies": [{"npu", "chip", "phy", "health", "hbm_used", "hbm_total", "sdid", "vnic_link",
-"vnic_ip", "tls", "link", "net_health"}, ...], "super_pod": {"size", "id", "server_index"}, "processes": [{"phy", "pid",
-"name", "mb"}, ...], "ping_lost": [vnic address, ...]}. The programs in fakes/ print the file named by their arguments:
-a check of a host makes about a hundred calls, and an interpreter would have to start for each.
+"vnic_ip", "ip", "tls", "link", "net_health"}, ...], "super_pod": {"size", "id", "server_index"}, "processes":
+[{"phy", "pid", "name", "mb"}, ...], "ping_lost": [vnic address, ...]}. The programs in fakes/ print the file named by
+their arguments: a check of a host makes about a hundred calls, and an interpreter would have to start for each.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ def healthy(number: int) -> dict:
         die = {"npu": phy // 2, "chip": phy % 2, "phy": phy, "health": "OK", "hbm_total": 65536}
         die |= {"hbm_used": 2886 if phy % 2 else 3143, "sdid": (number << 22) + (phy // 2 << 18) + phy, "tls": 0}
         die |= {"vnic_link": "UP", "vnic_ip": f"192.168.{number + 1}.{199 - phy}", "link": "DOWN", "net_health": "Init"}
+        die["ip"] = f"10.{number + 1}.0.{100 + phy}"
         dies.append(die)
     super_pod = {"size": 384, "id": 0, "server_index": number}
     return {"version": "26.0.rc1", "dies": dies, "super_pod": super_pod, "processes": [], "ping_lost": []}
@@ -96,6 +97,7 @@ def ping(phy: int, address: str, lost: bool) -> str:
 def queries(die: dict) -> dict[str, str]:
     """What `hccn_tool -i PHY -QUERY -g` prints, by query."""
     return {
+        "ip": f"ipaddr:{die['ip']}\nnetmask:255.255.255.0",
         "vnic": f"vnic link status: {die['vnic_link']}\nvnic ipaddr: {die['vnic_ip']}\nvnic netmask: 255.255.255.0",
         "link": f"link status: {die['link']}",
         "net_health": f"net health status: {die['net_health']}",

@@ -2,12 +2,16 @@
 """Checks of dies and hosts: each fault gives its sentence with host, what was found, what was expected, what to do."""
 
 import itertools
+import json
+from pathlib import Path
 
 import npu_outputs
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.sam_rl.ascend.plugins.filter import preflight
 from ansible_collections.sam_rl.ascend.plugins.module_utils import npu
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
+from ansible_collections.sam_rl.ascend.plugins.modules import npu_info
 
 
 def dies(host=0, **changes):
@@ -86,6 +90,52 @@ def test_hosts_must_agree():
     assert problems[1].startswith("tls switch differs between hosts (0 on a; 1 on b), expected the same on all")
     assert problems[2].startswith("Super Pod ID differs between hosts (3 on a; 8 on b)")
     assert len(problems) == 3
+
+
+@pytest.fixture
+def read(tmp_path, capsys):
+    """read(conf, outputs={}, **arguments): the result of npu_info with the bed's tools and this /etc/hccn.conf or None.
+
+    outputs: {call: what it prints instead}.
+    """
+    said = tmp_path / "say"
+    said.mkdir()
+    for tool in ("npu-smi", "hccn_tool"):
+        program = Path(npu_outputs.__file__).parents[1] / "bed/fakes" / tool
+        (tmp_path / tool).write_text(program.read_text().replace("/etc/sam-bed/say", str(said)))
+        (tmp_path / tool).chmod(0o755)
+
+    def run(conf, outputs=None, **arguments):
+        for call, text in (npu_outputs.npu.outputs(npu_outputs.STATE) | (outputs or {})).items():
+            (said / call).write_text(text)
+        file = tmp_path / "hccn.conf"
+        file.unlink(missing_ok=True)
+        if conf is not None:
+            file.write_text(conf)
+        tools = {"npu_smi": str(tmp_path / "npu-smi"), "hccn_tool": str(tmp_path / "hccn_tool")}
+        with patch_module_args({"dies": 16, "hccn_conf": str(file), **tools, **arguments}), pytest.raises(SystemExit):
+            npu_info.main()
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+CONF = "".join(f"address_{die['phy']}={die['ip']}\n" for die in npu_outputs.STATE["dies"])
+
+
+def test_the_addresses_in_hccn_conf_are_those_of_the_dies(read):
+    """A file that is missing is no error where the dies have addresses; before the driver nothing writes it."""
+    assert read(CONF)["errors"] == []
+    found = read(None)
+    assert found["errors"] == [] and "hccn_conf_missing" in codes(found["warnings_found"])
+    (error,) = read(CONF.replace("address_3=10.2.0.103", "address_3=10.2.0.9"))["errors"]
+    said = "die 3: its address is 10.2.0.103 (`hccn_tool -i 3 -ip -g`), /etc/hccn.conf has 10.2.0.9: "
+    assert error["code"] == "hccn_conf_stale" and error["sentence"].startswith(said)
+    down = {"hccn_tool -i 3 -vnic -g": "vnic link status: UP\nvnic ipaddr: \n"}
+    assert codes(read(None, down)["errors"]) == ["vnic_down"]
+    bare = read(None, npu_smi="/none/npu-smi")
+    want = {"host": "npu1", "version": "26.0.rc1", "installs": True}
+    assert codes(bare["errors"]) == ["npu_smi_missing"] and preflight.npu_problems(bare, want) == []
 
 
 def test_pings_go_once_round():

@@ -130,6 +130,20 @@ def parse_vnic(text):
     return {"up": status.upper() == "UP", "ip": ip if re.fullmatch(r"(\d{1,3}\.){3}\d{1,3}", ip) else None}
 
 
+def parse_ip(text):
+    """`hccn_tool -ip -g`: the die's address."""
+    ip = _fields(text).get("ipaddr")
+    if not ip:
+        raise Unreadable("`hccn_tool -ip -g` printed no ipaddr")
+    return ip
+
+
+def parse_hccn_conf(text):
+    """/etc/hccn.conf: {physical id: address} of its lines `address_N=IP`."""
+    found = re.findall(r"^\s*address_(\d{1,9})\s*=\s*(\S+)", text, re.MULTILINE)
+    return {int(phy): address for phy, address in found}
+
+
 def parse_status(text, label):
     """`hccn_tool -link -g` (label `link status`) and `-net_health -g` (label `net health status`): the word."""
     status = _fields(text).get(label)

@@ -45,7 +45,9 @@ from ansible_collections.sam_rl.ascend.plugins.module_utils.npu import (
     SMI_HINT,
     check_dies,
     check_host,
+    parse_hccn_conf,
     parse_info,
+    parse_ip,
     parse_map,
     parse_ping,
     parse_spod,
@@ -90,8 +92,8 @@ class Tool:
         return text
 
 
-def die_state(die, smi, hccn):
-    """Adds what the tools say about one die to it; (errors, warnings)."""
+def die_state(die, smi, hccn, configured):
+    """Adds what the tools say about one die to it; (errors, warnings). configured: its address in hccn.conf or None."""
     errors: list[dict] = []
     warnings: list[dict] = []
     phy = die["phy"]
@@ -114,6 +116,12 @@ def die_state(die, smi, hccn):
             found = "has no address" if vnic["up"] else "is DOWN"
             sentence = f"die {phy}: its vnic {found}, expected UP with an address: check /etc/hccn.conf and the switch"
             errors.append(problem("vnic_down", sentence, phy))
+    if configured:
+        address = read("ip_unreadable", hint, warnings, lambda: parse_ip(hccn(*number, "-ip", "-g")))
+        if address not in (None, configured):
+            sentence = f"die {phy}: its address is {address} (`hccn_tool -i {phy} -ip -g`), /etc/hccn.conf has "
+            sentence += f"{configured}: HCCL then cannot reach the die; write the die's address into the file"
+            errors.append(problem("hccn_conf_stale", sentence, phy))
     tls = read("tls_unreadable", hint, errors, lambda: parse_tls(hccn(*number, "-tls", "-g")))
     if tls is not None:
         die["tls"] = tls
@@ -135,9 +143,6 @@ def die_state(die, smi, hccn):
 def read_host(module, smi, hccn, pool):
     """The result of a call without pings."""
     result: dict = {"version": None, "dies": [], "errors": [], "warnings_found": []}
-    if not os.path.isfile(module.params["hccn_conf"]):
-        sentence = f"{module.params['hccn_conf']} is missing, expected the addresses of the dies: write it with "
-        result["errors"].append(problem("hccn_conf_missing", sentence + "hccn_tool, and mount it into containers"))
     if smi.path is None:
         sentence = f"{smi.name} was not found, expected the driver of the NPUs: install it (role ascend_driver)"
         result["errors"].append(problem("npu_smi_missing", sentence))
@@ -152,7 +157,14 @@ def read_host(module, smi, hccn, pool):
     for die in dies:
         die["logic"] = logic.get(die["phy"])
     errors, warnings = check_dies(dies, module.params["dies"])
-    for more_errors, more_warnings in pool.map(lambda die: die_state(die, smi, hccn), dies):
+    path, configured = module.params["hccn_conf"], {}
+    try:
+        with open(path) as file:
+            configured = parse_hccn_conf(file.read())
+    except OSError as error:
+        sentence = f"{path} cannot be read ({error.strerror}); HCCL may need the dies' addresses in it: if a run fails "
+        warnings.append(problem("hccn_conf_missing", sentence + "to connect, write it with hccn_tool"))
+    for more_errors, more_warnings in pool.map(lambda die: die_state(die, smi, hccn, configured.get(die["phy"])), dies):
         errors += more_errors
         warnings += more_warnings
     result["dies"] = dies
