@@ -162,6 +162,21 @@ def test_a_tree_that_is_not_the_recorded_one_stops_ray(bed: Bed, site: Site, con
     assert pids == {host.name: host.run("systemctl", "show", "--property=MainPID", "sam-rl-ray") for host in bed.hosts}
 
 
+def test_an_idle_ray_outlives_the_cleaner_of_old_files(bed: Bed, site: Site, converged: Result) -> None:
+    """And a Ray that lets no job start is not taken for a good one."""
+    head = bed.hosts[0]
+    head.write("etc/tmpfiles.d/tmp.conf", "d /tmp 1777 root root 0\n")  # everything is old
+    head.run("systemd-tmpfiles", "--clean")
+    head.run("rm", "/etc/tmpfiles.d/tmp.conf")
+    site.play("cluster").must_pass()
+    (address,) = head.root.glob("var/lib/sam-rl-ray/session_2*/node_ip_address.json")
+    away = address.rename(address.with_suffix(".away"))
+    result = site.play("cluster", ray_cluster_timeout=5).must_fail()
+    away.rename(address)
+    note("Ray without the address of its node", "cluster", result)
+    assert result.sentence.startswith("Ray's head lets no job start: ")
+
+
 def patched_file(site: Site, near: Path) -> Path:
     """A file of verl in the same environment as `near` that the patches change."""
     pins = tomllib.loads((site.repository / "patches" / PIN_SET / "pins.toml").read_text())
@@ -208,15 +223,15 @@ def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site
     head.run("mkdir", folder)
     head.run("mount", "-t", "tmpfs", "-o", "size=6m", "full", folder)
     for host in bed.hosts:  # as CANN writes it
-        host.run("mkdir", "-p", "/tmp/sam-rl-ray/cann/debug/plog")
-        host.run("bash", "-c", "echo EI0006 >/tmp/sam-rl-ray/cann/debug/plog/plog-1_1.log")
+        host.run("mkdir", "-p", "/var/log/sam-rl/cann/debug/plog")
+        host.run("bash", "-c", "echo EI0006 >/var/log/sam-rl/cann/debug/plog/plog-1_1.log")
     result = site.play("train", **request).must_fail()
     texts = collected(site, "full")
     names = "\n".join(texts)
     assert f"bed1{folder}/launch.log" in texts and "bed2/units.txt" in texts
     for host in bed.hosts:
-        assert texts[f"{host.name}/tmp/sam-rl-ray/cann/debug/plog/plog-1_1.log"] == b"EI0006\n"
-        assert re.search(rf"^{host.name}/tmp/sam-rl-ray/session_\d.*/logs/worker-.*\.out$", names, re.MULTILINE)
+        assert texts[f"{host.name}/var/log/sam-rl/cann/debug/plog/plog-1_1.log"] == b"EI0006\n"
+        assert re.search(rf"^{host.name}/var/lib/sam-rl-ray/session_\d.*/logs/worker-.*\.out$", names, re.MULTILINE)
     assert result.failures[-1][2] == result.sentence, "the last thing that is said is why"
     note("disk full while a checkpoint is written", "train", result)
     assert re.match(
@@ -498,7 +513,7 @@ def packages(host: Host) -> set[str]:
 def test_teardown_leaves_nothing_of_ours(bed: Bed, site: Site, converged: Result) -> None:
     head = bed.hosts[0]
     head.run("mkdir", "-p", "/tmp/ray/of-another-user")
-    assert head.run("ls", "/tmp/sam-rl-ray/session_latest/logs")
+    assert head.run("ls", "/var/lib/sam-rl-ray/session_latest/logs")
     assert head.reserved() == "777,20000-20990"
     result = site.play("teardown", "-e", "teardown_data=true").must_pass()
     assert [host.reserved() for host in bed.hosts] == ["777,20990", "", ""]
@@ -506,7 +521,9 @@ def test_teardown_leaves_nothing_of_ours(bed: Bed, site: Site, converged: Result
     assert [text for text in result.messages if text.startswith("bed1: left are")][0].endswith(kept)
     assert head.run("cat", "/srv/sam-rl/models/own/file") == "mine"
     head.run("rm", "-r", "/srv/sam-rl/models", "/srv/sam-rl/.sam-rl-created")
-    assert "of-another-user" in head.run("ls", "/tmp/ray") and not head.run("ls", "/tmp/sam-rl-ray", check=False)
+    assert "of-another-user" in head.run("ls", "/tmp/ray") and not head.run(
+        "ls", "/var/lib/sam-rl-ray", "/var/log/sam-rl", check=False
+    )
     TIMES.append(("teardown.yml", result.seconds))
     for host in bed.hosts:
         bare = BARE[host.name]

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import jinja2
@@ -226,6 +227,12 @@ def test_downloads_go_to_the_target_s_file_system():
     assert downloads and all('tmp_dest: "{{ install_root }}"' in block for block in downloads)
 
 
+def test_nothing_of_ray_lies_below_tmp():
+    """A restart empties it, and so does the cleaner of old files, with what an idle Ray needs when a job starts."""
+    for path in [*ROLES.glob("*/templates/*"), *ROLES.glob("*/tasks/*.yml")]:
+        assert "/tmp/" not in path.read_text(), path
+
+
 def test_ray_stays_bound_to_mounted_storage():
     check = tasks("ray_cluster/tasks/main.yml")["Stop if that is gone"]["ansible.builtin.assert"]
     for mount, bound, right in (("", "", True), ("a", "", True), ("b", "a", True), ("", "a", False)):
@@ -251,15 +258,32 @@ def test_an_environment_made_from_something_else_has_another_name(tmp_path):
     assert all(re.fullmatch("p-a{12}-[0-9a-f]{8}", key) for key, _, _ in names)
 
 
+RAY = {"ray_cluster_head": "h", "inventory_hostname": "h", "ray_cluster_asks": True, "container_engine": "none"}
+RAY |= {"ray_cluster_mount": {"stdout": ""}, "ray_cluster_first_port": 20000, "ray_cluster_last_port": 20989}
+RAY |= {"ray_cluster_cpus": 0, "ray_cluster_object_store": 0, "dashboard_port": 1, "dies_per_host": 16}
+
+
+def test_logs_of_a_month_ago_are_removed_when_ray_starts(tmp_path):
+    values = {**RUN, **RAY, "ray_cluster_environment": {}, "ray_cluster_variables": {"stat": {}}}
+    (line,) = re.findall("^ExecStartPre=-(.*)$", rendered("ray_cluster/templates/ray.service.j2", **values), re.M)
+    for age, name in ((40, "lib/sam-rl-ray/old/a"), (40, "lib/sam-rl-ray/new/b"), (1, "log/sam-rl/new/c")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - 86400 * age,) * 2)
+    (tmp_path / "lib/sam-rl-ray/new/d").touch()
+    subprocess.run(line.replace("/var", str(tmp_path)).split(), check=True)
+    left = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(left) == ["lib/sam-rl-ray/new/d", "log/sam-rl/new/c"]
+    assert not (tmp_path / "lib/sam-rl-ray/old").exists()
+
+
 def test_ray_s_unit_changes_with_the_variables_of_runs():
     """A changed unit restarts Ray, whose workers have the variables of its start. Of secret ones it tells nothing."""
     task = tasks("ray_cluster/tasks/main.yml")["Read the SHA-256 of its variables"]
     folder, wanted = named({"container_engine": "docker", "container_image_base": "a"}, "folder", "wanted")
     values = {**RUN, **task["vars"], "ray_cluster_environment": {"content": base64.b64encode(wanted.encode()).decode()}}
     assert rendered(task["ansible.builtin.stat"]["path"], **values) == f"{folder}/env"
-    values |= {"ray_cluster_head": "h", "inventory_hostname": "h", "ray_cluster_asks": True, "container_engine": "none"}
-    values |= {"ray_cluster_mount": {"stdout": ""}, "ray_cluster_first_port": 20000, "ray_cluster_last_port": 20989}
-    values |= {"ray_cluster_cpus": 0, "ray_cluster_object_store": 0, "dashboard_port": 1, "dies_per_host": 16}
+    values |= RAY
     units = set()
     for digit in "bbc":
         values[task["register"]] = {"stat": {"checksum": digit * 64}}
@@ -346,7 +370,7 @@ def test_ray_problems():
     assert short.startswith("c: Ray has 8 NPU at 3, expected 16")
     assert foreign.startswith("Ray has a node at 9, which is no host of npu_hosts")
     assert host.ray_problems(json.dumps(nodes[:1]), {"a": "1"}, 16) == []
-    assert "did not answer" in host.ray_problems("", expected, 16)[0]
+    assert "lets no job start" in host.ray_problems("", expected, 16)[0]
 
 
 def test_target_problems():
@@ -464,7 +488,7 @@ def test_variables_of_runs_arrive_as_they_are(engine, tmp_path):
         found = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
     assert {name: found[name] for name in VALUES} == {name: str(value) for name, value in VALUES.items()}
     assert found["GLOO_SOCKET_IFNAME"] == "e1" and found["HCCL_SOCKET_IFNAME"] == "e0"
-    assert found["ASCEND_PROCESS_LOG_PATH"].startswith("/tmp/sam-rl-ray/"), "a folder that containers share"
+    assert found["ASCEND_PROCESS_LOG_PATH"].startswith("/var/log/sam-rl/"), "a folder that containers share"
     assert not (tmp_path / "run").exists()
 
 
@@ -479,7 +503,9 @@ def test_in_env_is_a_script(engine, tmp_path):
     subprocess.run(["bash", "-n", script], check=True)
     text = script.read_text()
     assert ("exec docker run" in text) == (engine == "docker") == ("--ulimit memlock=-1" in text)
-    assert ("mkdir -p /tmp/sam-rl-ray" in text) == (engine != "none"), "podman does not create the folder of a mount"
+    assert ("mkdir -p /var/lib/sam-rl-ray" in text) == (engine != "none"), (
+        "podman does not create the folder of a mount"
+    )
 
 
 def test_two_short_commands_do_not_end_each_other(tmp_path):

@@ -71,7 +71,9 @@ def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[s
     try:
         nodes = json.loads(printed.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        return ["Ray's head did not answer with a list of nodes: see `journalctl -u sam-rl-ray` on it."]
+        return [
+            "Ray's head lets no job start: see `journalctl -u sam-rl-ray` on it, then `systemctl restart sam-rl-ray`."
+        ]
     alive = {node["address"]: node["npu"] for node in nodes if node["alive"]}
     problems = []
     for host, address in expected.items():
