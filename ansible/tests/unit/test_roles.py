@@ -31,7 +31,12 @@ def named(settings, *variables):
 
 
 RUN = {"recipe": "r", "cluster_address": "1", "ray_port": 2, "install_root": "/o", "recipe_launch_run": "a"}
-RUN |= {"recipe_launch_script": "run.sh", "recipe_launch_overrides": [], "recipe_launch_dir": "/d/runs/a"}
+RUN |= {
+    "container_engine": "docker",
+    "recipe_launch_script": "run.sh",
+    "recipe_launch_overrides": [],
+    "recipe_launch_dir": "/d/runs/a",
+}
 
 
 def test_the_run_s_unit_passes_words_as_they_are():
@@ -42,6 +47,7 @@ def test_the_run_s_unit_passes_words_as_they_are():
     said = start.partition(' train "run.sh" --run-dir "/d/runs/a" ')[2]
     assert said == r'''"data.train_files=$${oc.env:HOME}/own.parquet" "a=\"50%% \\ b\"" "c=d\ne"'''
     assert '\nExecStopPost=/o/bin/note-exit "/d/runs/a/exit.json"\n' in unit
+    assert "\nExecStop=-docker stop --time 90 sam-rl-train\n" in unit, "the client's end leaves the container"
 
 
 @pytest.mark.parametrize("store, words", [(0, []), (5_000_000_000, ["--object-store", "5000000000"])])
@@ -403,6 +409,7 @@ def end(outcome, **changes):
         (end("timeout"), "still runs after 9 s, expected its end"),
         (end("ended", lost=["b"]), "ended because Ray on b no longer answers, expected all"),
         (end("ended", result="stopped", status=15), "was ended by signal 15 (15: `systemctl stop`), expected"),
+        (end("ended", result="stopped", status=143), "was ended by signal 15 (15: `systemctl stop`), expected"),
         (end("ended", free_gb=None), "ended because h no longer has /data/runs/r, expected the storage that all hosts"),
         (
             end("ended", free_gb=0.01),
@@ -487,7 +494,7 @@ def test_variables_of_runs_arrive_as_they_are(engine, tmp_path):
     else:
         found = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
     assert {name: found[name] for name in VALUES} == {name: str(value) for name, value in VALUES.items()}
-    assert found["GLOO_SOCKET_IFNAME"] == "e1" and found["HCCL_SOCKET_IFNAME"] == "e0"
+    assert found["GLOO_SOCKET_IFNAME"] == "e1" and found["HCCL_SOCKET_IFNAME"] == "=e0", "HCCL takes e0 for a prefix"
     assert found["ASCEND_PROCESS_LOG_PATH"].startswith("/var/log/sam-rl/"), "a folder that containers share"
     assert not (tmp_path / "run").exists()
 
@@ -602,4 +609,5 @@ def test_a_host_s_interface_is_not_given_to_the_others():
     values = {"work_dir": "/d", "cluster_interface": "eth7", "container_engine": "docker"}
     values |= {"container_image_env": {}, "container_image_secret_env": {}}
     lines = rendered("container_image/templates/env.j2", **values).splitlines()
-    assert [line for line in lines if "eth7" in line] == [f"{n}_SOCKET_IFNAME=eth7" for n in ("HCCL", "GLOO", "TP")]
+    names = ["HCCL_SOCKET_IFNAME==", "GLOO_SOCKET_IFNAME=", "TP_SOCKET_IFNAME="]
+    assert [line for line in lines if "eth7" in line] == [f"{name}eth7" for name in names]

@@ -111,7 +111,7 @@ def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
         )
     if end["result"] == "stopped":
         return (
-            f"{run} was ended by signal {end['status']} (15: `systemctl stop`), expected its own end: "
+            f"{run} was ended by signal {end['status'] % 128} (15: `systemctl stop`), expected its own end: "
             "run playbooks/train.yml, which continues from the last checkpoint."
         )
     if end["free_gb"] is None:
