@@ -138,6 +138,18 @@ def test_the_addresses_in_hccn_conf_are_those_of_the_dies(read):
     assert codes(bare["errors"]) == ["npu_smi_missing"] and preflight.npu_problems(bare, want) == []
 
 
+def test_a_ping_of_an_occupied_device_is_tried_again(read, tmp_path, monkeypatch):
+    monkeypatch.setattr(npu_info.time, "sleep", lambda _: None)
+    tool, tries, call = tmp_path / "hccn_tool", tmp_path / "tries", "hccn_tool -i 0 -hccs_ping -g address 192.168.1.199"
+    text = tool.read_text()
+    for status, occupied, good in ((1, 2, True), (0, 2, True), (1, 3, False)):
+        tries.unlink(missing_ok=True)
+        count = f"echo >>{tries}; [ $(wc -l <{tries}) -gt {occupied} ]"
+        tool.write_text(text.replace("said=", f"{count} || {{ echo device is occupied; exit {status}; }}\nsaid=", 1))
+        errors = read(CONF, {call: npu_outputs.PING}, ping={"0": "192.168.1.199"})["errors"]
+        assert errors == [] if good else "device is occupied" in errors[0]["sentence"]
+
+
 def test_pings_go_once_round():
     states = {name: state(number) for number, name in enumerate("abc")}
     assert preflight.ping_targets(states, "a")["0"] == "192.168.2.1"

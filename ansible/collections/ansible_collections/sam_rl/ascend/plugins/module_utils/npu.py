@@ -164,7 +164,8 @@ def parse_ping(text):
     """`hccn_tool -hccs_ping -g address IP`: (sent, received)."""
     found = re.search(r"(\d{1,9}) packets? transmitted,\s*(\d{1,9}) received", text)
     if not found:
-        raise Unreadable("`hccn_tool -hccs_ping` printed no count of packets")
+        said = " ".join(text.split())[:200] or "nothing"
+        raise Unreadable(f"`hccn_tool -hccs_ping` printed no count of packets, but: {said}")
     return int(found.group(1)), int(found.group(2))
 
 

@@ -38,6 +38,7 @@ import concurrent.futures
 import functools
 import os
 import subprocess
+import time
 
 from ansible.module_utils.basic import AnsibleModule, get_bin_path
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
@@ -174,14 +175,18 @@ def read_host(module, smi, hccn, pool):
 
 
 def ping_one(hccn, phy, address):
-    """An error, or None."""
-    try:
-        sent, received = parse_ping(hccn("-i", phy, "-hccs_ping", "-g", "address", address))
-        if sent > 0 and received == sent:
-            return None
-        found = f"{received} of {sent} packets came back"
-    except Unreadable as reason:
-        found = str(reason)
+    """An error, or None. While other dies ping, hccn_tool may say that the device is occupied."""
+    for wait in (1, 3, 0):
+        try:
+            sent, received = parse_ping(hccn("-i", phy, "-hccs_ping", "-g", "address", address))
+            if sent > 0 and received == sent:
+                return None
+            found = f"{received} of {sent} packets came back"
+        except Unreadable as reason:
+            found = str(reason)
+        if "occupied" not in found:
+            break
+        time.sleep(wait)
     sentence = (
         f"die {phy}: hccs_ping to {address}: {found}, expected all: check the HCCS cables and the super pod's "
         "set-up; hosts that RoCE alone joins are not supported"
