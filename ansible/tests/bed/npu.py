@@ -3,9 +3,10 @@
 
 Both are tools of the Ascend HDK; the forms follow outputs of Atlas A3 hosts in public reports and Huawei's documents.
 The state is {"version": str, "dies": [{"npu", "chip", "phy", "health", "hbm_used", "hbm_total", "sdid", "vnic_link",
-"vnic_ip", "ip", "tls", "link", "net_health"}, ...], "super_pod": {"size", "id", "server_index"}, "processes":
-[{"phy", "pid", "name", "mb"}, ...], "ping_lost": [vnic address, ...]}. The programs in fakes/ print the file named by
-their arguments: a check of a host makes about a hundred calls, and an interpreter would have to start for each.
+"vnic_ip", "ip", "tls", "link", "net_health", "faults" (not always)}, ...], "super_pod": {"size", "id",
+"server_index"}, "processes": [{"phy", "pid", "name", "mb"}, ...], "ping_lost": [vnic address, ...]}. The programs in
+fakes/ print the file named by their arguments: a check of a host makes about a hundred calls, and an interpreter would
+have to start for each.
 """
 
 from __future__ import annotations
@@ -75,6 +76,12 @@ def mapping(state: dict) -> str:
     return "\n".join("\t" + "".join(f"{cell!s:<31}" for cell in cells).rstrip() for cells in rows)
 
 
+def health(die: dict) -> str:
+    """`npu-smi info -t health -i NPU -c CHIP`."""
+    fields = {"Health Status": die["health"], "Error Code": die.get("faults", "NA"), "Error Information": "NA"}
+    return "\n".join(f"\t{name:<30} : {value}" for name, value in fields.items())
+
+
 def spod(state: dict, die: dict) -> str:
     """`npu-smi info -t spod-info -i NPU -c CHIP`."""
     pod = state["super_pod"]
@@ -112,6 +119,7 @@ def outputs(state: dict) -> dict[str, str]:
     for die in state["dies"]:
         phy = die["phy"]
         found[f"npu-smi info -t spod-info -i {die['npu']} -c {die['chip']}"] = spod(state, die)
+        found[f"npu-smi info -t health -i {die['npu']} -c {die['chip']}"] = health(die)
         found |= {f"hccn_tool -i {phy} -{query} -g": text for query, text in queries(die).items()}
         for number in range(3):
             address = healthy(number)["dies"][phy]["vnic_ip"]

@@ -13,6 +13,8 @@ from ansible_collections.sam_rl.ascend.plugins.module_utils import npu
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
 from ansible_collections.sam_rl.ascend.plugins.modules import npu_info
 
+ACCEPTED = ["Warning", "Alarm"]
+
 
 def dies(host=0, **changes):
     found = npu.parse_info(npu_outputs.info(16, **changes))[1]
@@ -31,7 +33,7 @@ def codes(problems):
 
 
 def test_healthy_host():
-    assert npu.check_dies(dies(), 16) == ([], [])
+    assert npu.check_dies(dies(), 16, ACCEPTED) == ([], [])
     assert npu.check_host(dies()) == []
 
 
@@ -57,20 +59,20 @@ def test_versions_of_the_driver_are_ordered():
 
 def test_dead_missing_and_busy_dies():
     for health in ("Critical", "UNKNOWN"):
-        errors, warnings = npu.check_dies(dies(phy7={"health": health}, phy2={"hbm_used": 60000}), 16)
+        errors, warnings = npu.check_dies(dies(phy7={"health": health}, phy2={"hbm_used": 60000}), 16, ACCEPTED)
         assert codes(errors) == ["die_health"]
         assert f"die 7 (NPU 3 chip 1) has health '{health}', expected OK" in errors[0]["sentence"]
         assert codes(warnings) == ["hbm_busy"] and warnings[0]["die"] == 2
-    errors, warnings = npu.check_dies(dies(phy7={"health": "Alarm"}, phy8={"health": "Alarm"}), 16)
+    errors, warnings = npu.check_dies(dies(phy7={"health": "Alarm"}, phy8={"health": "Alarm"}), 16, ACCEPTED)
     (said,) = preflight.by_dies(warnings)
     assert errors == [] and said.startswith("dies 7-8: health is 'Alarm', expected OK, but such dies may still work: ")
-    (error,) = npu.check_dies(dies(phy3={"hbm_used": "NA", "hbm_total": "NA"}), 16)[0]
+    (error,) = npu.check_dies(dies(phy3={"hbm_used": "NA", "hbm_total": "NA"}), 16, ACCEPTED)[0]
     assert error["code"] == "hbm_unreadable" and error["sentence"].startswith(
         "die 3 (NPU 1 chip 1) has HBM that npu-smi"
     )
-    (error,) = npu.check_dies(dies()[:14], 16)[0]
+    (error,) = npu.check_dies(dies()[:14], 16, ACCEPTED)[0]
     assert error["code"] == "die_count" and "lists 14 dies (missing: 14, 15), expected 16" in error["sentence"]
-    assert codes(npu.check_dies([*dies(), dies()[0]], 16)[0]) == ["die_count"]
+    assert codes(npu.check_dies([*dies(), dies()[0]], 16, ACCEPTED)[0]) == ["die_count"]
 
 
 def test_dies_of_one_host_must_agree():
@@ -136,6 +138,18 @@ def test_the_addresses_in_hccn_conf_are_those_of_the_dies(read):
     bare = read(None, npu_smi="/none/npu-smi")
     want = {"host": "npu1", "version": "26.0.rc1", "installs": True}
     assert codes(bare["errors"]) == ["npu_smi_missing"] and preflight.npu_problems(bare, want) == []
+
+
+def test_health_states_are_accepted_and_faults_are_named(read):
+    alarm = {"health": "Alarm", "faults": "80C98009, 80E18402"}
+    outputs = {"npu-smi info": npu_outputs.info(phy5=alarm)}
+    outputs["npu-smi info -t health -i 2 -c 1"] = npu_outputs.npu.health(alarm)
+    (error,) = read(CONF, outputs)["errors"]
+    assert error["sentence"].startswith("die 5 (NPU 2 chip 1) has health 'Alarm' (80C98009, 80E18402), expected OK: ")
+    found = read(CONF, outputs, accepted_health=ACCEPTED)
+    assert found["errors"] == []
+    said = "die 5: health is 'Alarm' (80C98009, 80E18402), expected OK, but such dies may still work: repair it"
+    assert found["warnings_found"][0]["sentence"].startswith(said)
 
 
 def test_a_ping_of_an_occupied_device_is_tried_again(read, tmp_path, monkeypatch):

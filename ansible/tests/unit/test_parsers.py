@@ -14,6 +14,7 @@ PARSERS = {
     "spod": (npu.parse_spod, npu_outputs.SPOD),
     "spod table": (npu.parse_spod, npu_outputs.SPOD_TABLE),
     "ip": (npu.parse_ip, npu_outputs.IP),
+    "faults": (npu.parse_faults, npu_outputs.HEALTH),
     "vnic": (npu.parse_vnic, npu_outputs.VNIC),
     "link": (lambda text: npu.parse_status(text, "link status"), npu_outputs.LINK),
     "tls": (npu.parse_tls, npu_outputs.TLS),
@@ -56,6 +57,9 @@ def test_spod(text):
 
 
 def test_small_outputs():
+    assert (
+        npu.parse_faults(npu_outputs.HEALTH) == "" and npu.parse_faults("Error Code : 8\nFaults : x, y\n") == "8, x, y"
+    )
     assert npu.parse_ip(npu_outputs.IP) == "10.2.0.100"
     conf = "address_0=10.2.0.100\nnetmask_0=255.255.255.0\n# address_1=1\naddress_15 = 10.2.0.115\n"
     assert npu.parse_hccn_conf(conf) == {0: "10.2.0.100", 15: "10.2.0.115"}

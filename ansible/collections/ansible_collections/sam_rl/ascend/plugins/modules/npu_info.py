@@ -15,6 +15,7 @@ options:
   npu_smi: {description: Name or path of npu-smi, type: str, default: npu-smi}
   hccn_tool: {description: Name or path of hccn_tool, type: str, default: hccn_tool}
   hccn_conf: {description: Its configuration file, type: path, default: /etc/hccn.conf}
+  accepted_health: {description: Other health states than OK to warn of alone, type: list, elements: str, default: []}
   ping:
     description: Addresses to reach over HCCS, one for each die by physical id. With it only these pings are made.
     type: dict
@@ -35,6 +36,7 @@ warnings_found: {description: What an operator should know, type: list, elements
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import os
 import subprocess
@@ -46,6 +48,7 @@ from ansible_collections.sam_rl.ascend.plugins.module_utils.npu import (
     SMI_HINT,
     check_dies,
     check_host,
+    parse_faults,
     parse_hccn_conf,
     parse_info,
     parse_ip,
@@ -157,7 +160,11 @@ def read_host(module, smi, hccn, pool):
     dies.sort(key=lambda die: die["phy"])
     for die in dies:
         die["logic"] = logic.get(die["phy"])
-    errors, warnings = check_dies(dies, module.params["dies"])
+        if die["health"].upper() != "OK":
+            words = ("info", "-t", "health", "-i", str(die["npu"]), "-c", str(die["chip"]))
+            with contextlib.suppress(Unreadable):
+                die["faults"] = parse_faults(smi(*words))
+    errors, warnings = check_dies(dies, module.params["dies"], module.params["accepted_health"])
     path, configured = module.params["hccn_conf"], {}
     try:
         with open(path) as file:
@@ -201,6 +208,7 @@ def main():
             "npu_smi": {"type": "str", "default": "npu-smi"},
             "hccn_tool": {"type": "str", "default": "hccn_tool"},
             "hccn_conf": {"type": "path", "default": "/etc/hccn.conf"},
+            "accepted_health": {"type": "list", "elements": "str", "default": []},
             "ping": {"type": "dict", "default": {}},
             "timeout": {"type": "int", "default": 30},
         },
