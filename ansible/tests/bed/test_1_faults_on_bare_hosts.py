@@ -56,12 +56,12 @@ def wrong_clock(hosts: list[Host]) -> Iterator[None]:
 @contextlib.contextmanager
 def stale_hccn_conf(hosts: list[Host]) -> Iterator[None]:
     file = hosts[0].root / "etc/hccn.conf"
-    text = file.read_text()
-    file.write_text(text.replace("address_3=10.1.0.103", "address_3=10.1.0.9"))
+    kept = file.rename(file.with_name("hccn.conf.away"))
+    file.write_text(kept.read_text().replace("address_3=10.1.0.103", "address_3=10.1.0.9"))
     try:
         yield
     finally:
-        file.write_text(text)
+        kept.rename(file)
 
 
 @contextlib.contextmanager

@@ -371,6 +371,41 @@ def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
 
 
 @in_the_long_bed
+def test_a_spare_host_takes_the_place_of_a_lost_one(bed: Bed, site: Site, converged: Result) -> None:
+    """The run goes on by itself, and later playbooks use the spare."""
+    head, lost, spare = bed.hosts
+    spare.run("systemctl", "disable", "--now", "sam-rl-ray")
+    two = {"spares": [spare.name], "hosts_expected": 2}
+    request = {"recipe_launch_run": "spare", "recipe_launch_retries": 1, **two}
+    request["recipe_launch_overrides"] = ["cluster.nodes=2", "steps=24", "env.pause=1"]
+    site.play("cluster", recipe_launch_overrides=["cluster.nodes=2"], **two).must_pass()
+
+    def wait() -> None:
+        head.until(lambda: len(steps(head, "spare")) >= 3, "the job has made three steps")
+        lost.stop()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    result = site.play("train", **request).must_pass()
+    thread.join()
+    TIMES.append(("train.yml with a lost host and a spare, 2 hosts", result.seconds))
+    said = (
+        r"bed1: the run spare (was stopped|ended) because Ray on bed2 no longer answers; it is resumed from its last "
+    )
+    assert any(re.match(said, text) for text in result.messages)
+    assert any(text.startswith("bed3 (10.231.0.13) takes the place of bed2") for text in result.messages)
+    lines = steps(head, "spare")
+    assert [line["step"] for line in lines] == list(range(1, 25))
+    assert (lines[0]["hosts"], lines[-1]["hosts"]) == (["bed1", "bed2"], ["bed1", "bed3"])
+    assert site.play("cluster", recipe_launch_overrides=["cluster.nodes=2"], **two).must_pass().changed == []
+
+    shutil.rmtree(site.folder / "host_vars")
+    lost.start()
+    lost.wait()
+    site.play("cluster").must_pass()
+
+
+@in_the_long_bed
 def test_every_query_of_the_dashboard_returns_data(bed: Bed, site: Site, monitored: Result) -> None:
     head = bed.hosts[0]
     request = {"recipe_launch_run": "watched", "recipe_launch_overrides": ["steps=30", "env.pause=1"]}

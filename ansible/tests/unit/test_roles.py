@@ -422,6 +422,40 @@ def test_run_problem(end, said):
     assert host.run_problem(end, "h", "/data/runs/r", 9).startswith(f"h: the run r {said}")
 
 
+@pytest.mark.parametrize(
+    ("end", "before", "tried", "again"),
+    [
+        (end("lost", lost=["b"]), 5, 0, True),
+        (end("lost", lost=["b"]), 5, 2, False),
+        (end("lost", lost=["b"], without_folder=["b"]), 5, 0, False),
+        (end("ended", lost=["b"]), 5, 0, True),
+        (end("ended"), 4, 0, True),
+        (end("ended"), 5, 0, False),
+        (end("ended", free_gb=0.1), 4, 0, False),
+        (end("ended", free_gb=None), 4, 0, False),
+        (end("ended", result="stopped", status=15), 4, 0, False),
+        (end("ended", result="success", status=0), 4, 0, False),
+        (end("timeout"), 4, 0, False),
+    ],
+)
+def test_a_run_is_resumed_if_it_gets_farther_or_has_lost_a_host(end, before, tried, again):
+    """What fails at the same step again, as with a checkpoint that cannot be loaded, is for an operator."""
+    assert host.goes_on({"step": 5, "free_gb": 500.0, **end}, before, tried, 2) is again
+
+
+def test_spare_hosts_take_the_places_of_failed_ones():
+    variables = {
+        name: {"ansible_host": f"192.0.2.{number}", "cluster_address": f"10.0.0.{number}", "cluster_interface": "e0"}
+        for number, name in enumerate(["a", "b", "c", "s1", "s2"], 1)
+    }
+    variables["c"]["ansible_host"] = variables["s1"]["ansible_host"]  # s1 is in use already
+    del variables["s2"]["cluster_interface"]
+    (found,) = host.replacements(["b", "c"], ["a", "b", "c"], ["s1", "s2"], variables)
+    assert (found["host"], found["spare"]) == ("b", "s2")
+    assert found["variables"] == {"ansible_host": "192.0.2.5", "cluster_address": "10.0.0.5", "cluster_interface": "e0"}
+    assert host.replacements(["b"], ["a", "b"], [], variables) == []
+
+
 def test_drain_problem():
     for found, said in (
         (end("lost", lost=["b"]), "was not stopped because Ray on b no longer answers, expected all"),

@@ -88,6 +88,45 @@ def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[s
     return problems
 
 
+def goes_on(end: Mapping, before: int, tried: int, retries: int) -> bool:
+    """Whether a run that has ended so is resumed: it has lost a host, or has got farther than when it was started.
+
+    before: the newest step that was finished then. Who stops a run or fills its disk has to act first.
+    """
+    if end["outcome"] == "timeout" or end["without_folder"] or int(tried) >= retries:
+        return False
+    if end["outcome"] == "ended" and end["result"] in ("success", "stopped"):
+        return False
+    if end["lost"]:
+        return True
+    return end["step"] > before and end["free_gb"] is not None and end["free_gb"] >= MIN_FREE_GB
+
+
+def replacements(lost: list[str], hosts: list[str], spares: list[str], hostvars: Mapping) -> list[dict[str, Any]]:
+    """[{host, spare, variables}]: of the spares whose address no host has, one for each lost host while there are any.
+
+    variables: what makes the host's name the spare's machine.
+    """
+
+    def address(name: str) -> str:
+        return str(hostvars[name].get("ansible_host", name))
+
+    used = {address(host) for host in hosts}
+    free = [spare for spare in spares if address(spare) not in used]
+    names = ("cluster_address", "cluster_interface")
+    return [
+        {
+            "host": host,
+            "spare": spare,
+            "variables": {
+                "ansible_host": address(spare),
+                **{name: hostvars[spare].get(name, hostvars[host][name]) for name in names},
+            },
+        }
+        for host, spare in zip(lost, free, strict=False)
+    ]
+
+
 def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
     """One sentence on how a run failed. end: the result of follow_job, and the lost hosts without the run's folder."""
     run = f"{host}: the run {folder.rpartition('/')[2]}"
@@ -172,6 +211,8 @@ class FilterModule:
             "joined_ports": joined_ports,
             "tree_problems": tree_problems,
             "ray_problems": ray_problems,
+            "goes_on": goes_on,
+            "replacements": replacements,
             "run_problem": run_problem,
             "target_problems": target_problems,
             "drain_problem": drain_problem,
