@@ -110,7 +110,7 @@ class Host:
         for path, text in files.items():
             self.write(path, text)
         (self.root / "root/.ssh").chmod(0o700)
-        for program in ("npu-smi", "hccn_tool", "npu-exporter", "chronyc"):
+        for program in ("npu-smi", "hccn_tool", "msnpureport", "npu-exporter", "chronyc"):
             shutil.copy(HERE / "fakes" / program, self.root / "usr/local/bin")
         self.set_npu(npu.healthy(self.number))
         exported, shared, mounted = (

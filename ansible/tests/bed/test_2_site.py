@@ -118,6 +118,9 @@ def test_logs_and_results_come_back_without_secrets(site: Site, converged: Resul
     log = next(text for name, text in texts.items() if name.endswith("launch.log"))
     assert b'"reward_last"' in log
     assert all(b"npu-smi 26.0.rc1" in texts[f"bed{number}/npu-smi.txt"] for number in (1, 2, 3))
+    device = "bed2/opt/sam-rl/support/msnpureport/2026-11-28-12-00-00/slog/dev-os-7/device-7.log"
+    assert texts[device] == b"die 7: started\n" and texts["bed3/hccn.txt"].count(b"vnic link status: UP") == 16
+    assert texts["bed1/npu-health.txt"].count(b"Health Status") == 16
     assert not [name for name, text in texts.items() if SECRET.encode() in text]
     assert SECRET not in converged.output
 

@@ -501,8 +501,10 @@ def test_the_newest_logs_are_taken_up_to_a_size(tmp_path):
         (tmp_path / name).write_text("x" * 400_000)
         os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
     (tmp_path / "session_latest").symlink_to("session_2")
-    patterns = [f"{tmp_path}/session_*/logs/**/*.out", f"{tmp_path}/cann/**/*.log"]
+    (tmp_path / "device").write_text("x" * 400_000)
+    patterns = [[f"{tmp_path}/session_*/logs/**/*.out", f"{tmp_path}/cann/**/*.log"], [f"{tmp_path}/device"]]
     for total, names in ((1, ["worker-1.out", "worker-2.out"]), (2, ["worker-1.out", "worker-2.out", "a.log"])):
+        names.append("device")  # has its own share
         settings = {"dest": str(tmp_path / "a.tar.gz"), "top": "h", "newest": patterns, "newest_mb": total}
         with patch_module_args(settings), pytest.raises(SystemExit):
             support_archive.main()
