@@ -172,11 +172,11 @@ def test_an_idle_ray_outlives_the_cleaner_of_old_files(bed: Bed, site: Site, con
     head.run("systemd-tmpfiles", "--clean")
     head.run("rm", "/etc/tmpfiles.d/tmp.conf")
     site.play("cluster").must_pass()
-    (address,) = head.root.glob("var/lib/sam-rl-ray/session_2*/node_ip_address.json")
-    away = address.rename(address.with_suffix(".away"))
+    (sockets,) = head.root.glob("var/lib/sam-rl-ray/session_2*/sockets")
+    away = sockets.rename(sockets.with_name("away"))
     result = site.play("cluster", ray_cluster_timeout=5).must_fail()
-    away.rename(address)
-    note("Ray without the address of its node", "cluster", result)
+    away.rename(sockets)
+    note("Ray without its sockets", "cluster", result)
     assert result.sentence.startswith("Ray's head lets no job start: ")
 
 
