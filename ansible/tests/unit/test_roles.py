@@ -456,6 +456,25 @@ def test_spare_hosts_take_the_places_of_failed_ones():
     assert host.replacements(["b"], ["a", "b"], [], variables) == []
 
 
+def test_a_spare_host_is_used_at_once_and_in_later_calls(play, tmp_path):
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho $* >>{tmp_path}/called\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    python = {"ansible_python_interpreter": sys.executable}
+    hosts = {name: {"cluster_address": f"10.0.0.{n}", "cluster_interface": "e0"} for n, name in enumerate("abs")}
+    groups = {"npu_hosts": {"hosts": {name: hosts[name] for name in "ab"}}, "npu_spares": {"hosts": {"s": hosts["s"]}}}
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "inventory/hosts.json").write_text(json.dumps(groups))
+    replace = {"include_role": {"name": "recipe_launch", "tasks_from": "replace"}}
+    address = {"debug": {"msg": "b is {{ hostvars.b.cluster_address }} at {{ hostvars.b.ansible_host }}"}}
+    words = [f"--inventory={tmp_path / 'inventory'}", "--limit=npu_hosts"]
+    failed = {"recipe_launch_failed": {"msg": ["b"]}, **python}
+    status, said = play([{"tasks": [replace, address]}], *words, path=tmp_path, **failed)
+    assert status == 0 and "b is 10.0.0.2 at s" in said, said
+    assert (tmp_path / "called").read_text() == "disable --now sam-rl-ray.service\n"
+    status, said = play([{"tasks": [address]}], *words, **python)
+    assert status == 0 and "b is 10.0.0.2 at s" in said, said
+
+
 def test_drain_problem():
     for found, said in (
         (end("lost", lost=["b"]), "was not stopped because Ray on b no longer answers, expected all"),
