@@ -427,7 +427,7 @@ def test_run_problem(end, said):
     [
         (end("lost", lost=["b"]), 5, 0, True),
         (end("lost", lost=["b"]), 5, 2, False),
-        (end("lost", lost=["b"], without_folder=["b"]), 5, 0, False),
+        (end("lost", lost=["b"], without_folder=["b"]), 5, 0, True),
         (end("ended", lost=["b"]), 5, 0, True),
         (end("ended"), 4, 0, True),
         (end("ended"), 5, 0, False),

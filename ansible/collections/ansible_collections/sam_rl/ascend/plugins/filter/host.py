@@ -93,7 +93,7 @@ def goes_on(end: Mapping, before: int, tried: int, retries: int) -> bool:
 
     before: the newest step that was finished then. Who stops a run or fills its disk has to act first.
     """
-    if end["outcome"] == "timeout" or end["without_folder"] or int(tried) >= retries:
+    if end["outcome"] == "timeout" or int(tried) >= int(retries):
         return False
     if end["outcome"] == "ended" and end["result"] in ("success", "stopped"):
         return False
