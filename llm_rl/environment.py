@@ -71,7 +71,8 @@ def _ascend(recipe: Recipe, pin_set: PinSet) -> dict[str, str]:
     if ports := recipe.cluster.hccl_ports:
         env |= dict.fromkeys(("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"), ports)
     if interface := recipe.cluster.interface:
-        env |= dict.fromkeys(("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), interface)
+        # To HCCL a name is a prefix: bond0 would also be bond0.100.
+        env |= {"HCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface}
     library = next((path for path in JEMALLOC if Path(path).is_file()), None)
     if library and "LD_PRELOAD" not in os.environ:
         env["LD_PRELOAD"] = library  # bounds the memory of Ray's processes on a host

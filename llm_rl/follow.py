@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -24,6 +25,10 @@ from llm_rl.steps import round_seconds, step_seconds
 SPEC = "rollout/spec/"
 ADVICE = "sync_refill_failed_groups"
 """Part of verl's advice after all answers of a step have failed; the log names the cause before it."""
+LOOK = 10.0
+"""Seconds between two looks for progress."""
+QUIETER = 3
+"""How many times longer than in earlier steps the time without generation may be."""
 LATE = re.compile(r"The current node timed out during startup|Timed out waiting for file \S*gcs_server_port")
 """Ray's errors when it did not start in time."""
 
@@ -35,6 +40,7 @@ def follow(
     timeout: float,
     loads: dict[str, dict[str, float]],
     publish: Callable[[list[dict]], None],
+    hang: float = math.inf,
 ) -> str | None:
     """Print a line for each training step as the trainer logs it, until the process ends.
 
@@ -43,7 +49,8 @@ def follow(
 
     Errors of the display are warnings; they stop nothing.
 
-    Returns None, or one sentence if a step took more than `timeout` seconds; the caller then ends the process.
+    Returns None, or one sentence if a step took more than `timeout` seconds, or made no progress for `hang` seconds;
+    the caller then ends the process.
     """
     size = steps_file.stat().st_size if steps_file.is_file() else 0
     printed = len(read_steps(steps_file))
@@ -51,6 +58,7 @@ def follow(
     attempt = _attempts()
     attempt(_print, "  starting Ray, the engine and the trainer")
     meter = attempt(load.Load, process.pid)
+    quiet, watch = 0.0, Progress(steps_file.parent)
     while True:
         ended = process.poll() is not None
         before, size = size, steps_file.stat().st_size if steps_file.is_file() else 0
@@ -62,6 +70,7 @@ def follow(
             attempt(meter.sample)
         for step in steps[printed:]:
             last = time.monotonic()
+            quiet = max(quiet, _quiet(step["data"]))
             if meter and (shares := attempt(meter.take)):
                 loads[str(step["step"])] = shares
             attempt(_print_step, step, total, last - start, loads.get(str(step["step"])))
@@ -70,7 +79,49 @@ def follow(
             return None
         if time.monotonic() - last > timeout:
             return f"no step was finished in {timeout:.0f} s (trainer.step_timeout) after step {printed} of {total}"
+        limit = max(hang, QUIETER * quiet)
+        # The first step also starts the engines and loads a checkpoint.
+        if last > start and (silent := watch.silent()) > limit:
+            return (
+                f"no engine made a step and no checkpoint grew for {silent:.0f} s (limit {limit:.0f} s, "
+                f"trainer.hang_timeout) after step {printed} of {total}"
+            )
         time.sleep(0.5)
+
+
+class Progress:
+    """When a run's folder last showed progress: by the times of its engines' logs, step log and checkpoints."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._newest = 0.0
+        self._looked = self._changed = -math.inf
+
+    def silent(self) -> float:
+        """Seconds without progress; 0 where no engine writes a log. Looks into the folder every LOOK seconds."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK:
+            self._looked = now
+            newest = self._read()
+            if newest != self._newest:
+                self._newest, self._changed = newest, now
+        return now - self._changed if self._newest else 0.0
+
+    def _read(self) -> float:
+        """Time of the newest change; 0 without logs of engines."""
+        engines = list(self.run_dir.glob("engine-*.jsonl"))
+        paths = [*engines, self.run_dir / "steps.jsonl", *self.run_dir.glob("checkpoints/**/*")]
+        times = []
+        for path in paths if engines else []:
+            with contextlib.suppress(OSError):  # checkpoints come and go
+                times.append(path.stat().st_mtime)
+        return max(times, default=0.0)
+
+
+def _quiet(data: dict) -> float:
+    """Seconds of a step in which no engine generates."""
+    times = [data.get(f"timing_s/{name}", 0.0) for name in ("step", "gen", "save_checkpoint")]
+    return max(times[0] - times[1], 0.0) + times[2]
 
 
 def _attempts() -> Callable[..., Any]:

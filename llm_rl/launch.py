@@ -279,10 +279,18 @@ def _train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> tuple
             start_new_session=True,
             pass_fds=[lock],  # kept as long as the trainer lives, whatever becomes of this process
         )
-        steps_file, timeout = planned.run_dir / "steps.jsonl", recipe.trainer.step_timeout
+        steps_file, trainer = planned.run_dir / "steps.jsonl", recipe.trainer
         try:
             with prometheus.published(planned.run_dir) as publish:
-                timed_out = follow(process, steps_file, recipe.steps, timeout, record["load"], publish)
+                timed_out = follow(
+                    process,
+                    steps_file,
+                    recipe.steps,
+                    trainer.step_timeout,
+                    record["load"],
+                    publish,
+                    trainer.hang_timeout,
+                )
         finally:
             stop(process)
     if timed_out:

@@ -149,6 +149,11 @@ class Trainer(Section):
     step_timeout: int = Field(
         ge=1, description="seconds after which a run without a finished step is ended, start included"
     )
+    hang_timeout: int = Field(
+        ge=1,
+        description="seconds without an engine's step or a growing checkpoint after which a run is ended; three times "
+        "what earlier steps took without generation if that is longer; from the second step on",
+    )
 
 
 class Checkpoints(Section):

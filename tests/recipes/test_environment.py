@@ -33,7 +33,7 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
     assert env["HCCL_CONNECT_TIMEOUT"] == "600" and env["HCCL_EXEC_TIMEOUT"] == "1836" and env["MINE"] == "3"
     assert env["HCCL_HOST_SOCKET_PORT_RANGE"] == env["HCCL_NPU_SOCKET_PORT_RANGE"] == "64021-64084"
     assert env["HCCL_OP_EXPANSION_MODE"] == "AIV"
-    assert {env[f"{library}_SOCKET_IFNAME"] for library in ("HCCL", "GLOO", "TP")} == {"eth9"}
+    assert [env[f"{library}_SOCKET_IFNAME"] for library in ("HCCL", "GLOO", "TP")] == ["=eth9", "eth9", "eth9"]
     assert env["VLLM_ASCEND_ENABLE_NZ"] == "0" and "LD_PRELOAD" not in env and "HCCL_IF_BASE_PORT" not in env
     jemalloc.touch()
     assert variables(tmp_path)["LD_PRELOAD"] == str(jemalloc)

@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -375,6 +376,31 @@ def test_what_is_only_shown_ends_no_run(tmp_path, capsys):
     assert process.returncode == 0 and "rollout - s  step 2.0 s  - tokens a step  reward -  length -" in shown
     for warning in ("ZeroDivisionError: division by zero", f"{log}, line 2, is not JSON: repair it, or take another"):
         assert shown.count(f"  warning: {warning}") == 1
+
+
+def test_a_step_without_progress_ends_the_run(tmp_path, monkeypatch):
+    """Not while an engine steps or a checkpoint grows, nor in the first step, nor as long as earlier steps took."""
+    monkeypatch.setattr(follow, "LOOK", 0.0)
+    log, engine, saved = (tmp_path / name for name in ("steps.jsonl", "engine-0.jsonl", "checkpoints/a/b"))
+    saved.parent.mkdir(parents=True)
+    engine.touch()
+    begin = time.monotonic()
+    times = {"timing_s/step": 1.2, "timing_s/gen": 1.0}
+    step = json.dumps({"step": 1, "data": times})
+    code = f"""import time; from pathlib import Path
+time.sleep(2); open({str(log)!r}, "a").write({step!r} + chr(10))
+for path in ({str(engine)!r}, {str(saved)!r}):
+    for _ in range(4): time.sleep(0.5); Path(path).touch()
+time.sleep(60)"""
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        problem = follow.follow(process, log, 2, math.inf, {}, lambda steps: None, 1.0)
+        process.kill()
+    assert 6.5 < time.monotonic() - begin < 20
+    assert re.fullmatch(
+        r"no engine made a step and no checkpoint grew for \d s \(limit 1 s, trainer.hang_timeout\) after step 1 of 2",
+        problem,
+    )
+    assert follow._quiet({"timing_s/step": 9.0, "timing_s/gen": 4.0, "timing_s/save_checkpoint": 2.0}) == 7.0
 
 
 def test_a_run_whose_ray_starts_late_is_started_again(monkeypatch, tmp_path, capsys, patched):

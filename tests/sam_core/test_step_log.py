@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +63,17 @@ def test_rows_are_written_when_taken(clock, monkeypatch, tmp_path):
         record(log, 1, 1)
     rows = [json.loads(line) for line in (tmp_path / "run" / "engine-3.jsonl").read_text().splitlines()]
     assert rows[1] == [100.0, 0.25, 2, 3, 6, 1] and len(rows) == 2 + 20, "they do not wait for ever"
+
+
+def test_steps_renew_the_time_of_the_file_before_rows_are_written(clock, monkeypatch, tmp_path):
+    monkeypatch.setenv(step_log.ENV_LOG, str(tmp_path))
+    log, file = step_log.StepLog(), tmp_path / "engine-0.jsonl"
+    for seconds, renewed in ((0, True), (1, False), (step_log.BEAT, True)):
+        clock[0] += seconds
+        if file.exists():
+            os.utime(file, (1, 1))
+        record(log, 1, 1)
+        assert (file.stat().st_mtime > 1) is renewed and not file.read_text()
 
 
 def test_a_log_that_cannot_be_written_is_given_up_with_a_warning(monkeypatch, tmp_path, caplog):

@@ -46,6 +46,7 @@ SETTINGS = {
     "ray_cluster_object_store": 100_000_000,
     "recipe_launch_poll": 2,
     "recipe_launch_silence": 3,
+    "recipe_launch_retries": 0,
     "container_image_secret_env": {"FEISHU_WEBHOOK": SECRET},
 }
 WHEEL_PORT = 8099

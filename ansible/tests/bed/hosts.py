@@ -97,7 +97,7 @@ class Host:
         files = {
             "etc/hostname": f"{self.name}\n",
             "etc/hosts": f"127.0.0.1 localhost\n{names}",
-            "etc/hccn.conf": "".join(f"address_{die['phy']}={die['vnic_ip']}\n" for die in dies),
+            "etc/hccn.conf": "".join(f"address_{die['phy']}={die['ip']}\n" for die in dies),
             "etc/sam-bed/clock": "0.000012\n",
             "etc/systemd/network/20-cluster.network": network,
             "etc/systemd/system/chrony.service": unit,
@@ -110,7 +110,7 @@ class Host:
         for path, text in files.items():
             self.write(path, text)
         (self.root / "root/.ssh").chmod(0o700)
-        for program in ("npu-smi", "hccn_tool", "npu-exporter", "chronyc"):
+        for program in ("npu-smi", "hccn_tool", "msnpureport", "npu-exporter", "chronyc"):
             shutil.copy(HERE / "fakes" / program, self.root / "usr/local/bin")
         self.set_npu(npu.healthy(self.number))
         exported, shared, mounted = (

@@ -3,9 +3,10 @@
 
 Both are tools of the Ascend HDK; the forms follow outputs of Atlas A3 hosts in public reports and Huawei's documents.
 The state is {"version": str, "dies": [{"npu", "chip", "phy", "health", "hbm_used", "hbm_total", "sdid", "vnic_link",
-"vnic_ip", "tls", "link", "net_health"}, ...], "super_pod": {"size", "id", "server_index"}, "processes": [{"phy", "pid",
-"name", "mb"}, ...], "ping_lost": [vnic address, ...]}. The programs in fakes/ print the file named by their arguments:
-a check of a host makes about a hundred calls, and an interpreter would have to start for each.
+"vnic_ip", "ip", "tls", "link", "net_health", "faults" (not always)}, ...], "super_pod": {"size", "id",
+"server_index"}, "processes": [{"phy", "pid", "name", "mb"}, ...], "ping_lost": [vnic address, ...]}. The programs in
+fakes/ print the file named by their arguments: a check of a host makes about a hundred calls, and an interpreter would
+have to start for each.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ def healthy(number: int) -> dict:
         die = {"npu": phy // 2, "chip": phy % 2, "phy": phy, "health": "OK", "hbm_total": 65536}
         die |= {"hbm_used": 2886 if phy % 2 else 3143, "sdid": (number << 22) + (phy // 2 << 18) + phy, "tls": 0}
         die |= {"vnic_link": "UP", "vnic_ip": f"192.168.{number + 1}.{199 - phy}", "link": "DOWN", "net_health": "Init"}
+        die["ip"] = f"10.{number + 1}.0.{100 + phy}"
         dies.append(die)
     super_pod = {"size": 384, "id": 0, "server_index": number}
     return {"version": "26.0.rc1", "dies": dies, "super_pod": super_pod, "processes": [], "ping_lost": []}
@@ -74,6 +76,12 @@ def mapping(state: dict) -> str:
     return "\n".join("\t" + "".join(f"{cell!s:<31}" for cell in cells).rstrip() for cells in rows)
 
 
+def health(die: dict) -> str:
+    """`npu-smi info -t health -i NPU -c CHIP`."""
+    fields = {"Health Status": die["health"], "Error Code": die.get("faults", "NA"), "Error Information": "NA"}
+    return "\n".join(f"\t{name:<30} : {value}" for name, value in fields.items())
+
+
 def spod(state: dict, die: dict) -> str:
     """`npu-smi info -t spod-info -i NPU -c CHIP`."""
     pod = state["super_pod"]
@@ -96,6 +104,7 @@ def ping(phy: int, address: str, lost: bool) -> str:
 def queries(die: dict) -> dict[str, str]:
     """What `hccn_tool -i PHY -QUERY -g` prints, by query."""
     return {
+        "ip": f"ipaddr:{die['ip']}\nnetmask:255.255.255.0",
         "vnic": f"vnic link status: {die['vnic_link']}\nvnic ipaddr: {die['vnic_ip']}\nvnic netmask: 255.255.255.0",
         "link": f"link status: {die['link']}",
         "net_health": f"net health status: {die['net_health']}",
@@ -110,6 +119,7 @@ def outputs(state: dict) -> dict[str, str]:
     for die in state["dies"]:
         phy = die["phy"]
         found[f"npu-smi info -t spod-info -i {die['npu']} -c {die['chip']}"] = spod(state, die)
+        found[f"npu-smi info -t health -i {die['npu']} -c {die['chip']}"] = health(die)
         found |= {f"hccn_tool -i {phy} -{query} -g": text for query, text in queries(die).items()}
         for number in range(3):
             address = healthy(number)["dies"][phy]["vnic_ip"]

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,18 @@ class Site:
         }
         return {"npu_hosts": {"hosts": hosts, "vars": {k: v for k, v in changed.items() if v is not None}}}
 
-    def play(self, playbook: str, *words: str, hosts: Mapping[str, Mapping] | None = None, **settings: Any) -> Result:
-        """Runs playbooks/PLAYBOOK.yml with the words of ansible-playbook; `hosts` changes variables of single hosts."""
+    def play(
+        self,
+        playbook: str,
+        *words: str,
+        hosts: Mapping[str, Mapping] | None = None,
+        spares: Iterable[str] = (),
+        **settings: Any,
+    ) -> Result:
+        """Runs playbooks/PLAYBOOK.yml with the words of ansible-playbook.
+
+        `hosts` changes variables of single hosts; `spares` are in the group npu_spares instead.
+        """
         self.runs += 1
         private = self.folder / "runner"
         shutil.rmtree(private, ignore_errors=True)  # the words of the last run would stand in for none
@@ -102,6 +112,9 @@ class Site:
         inventory = self.inventory(**settings)
         for name, changed in (hosts or {}).items():
             inventory["npu_hosts"]["hosts"].setdefault(name, {}).update(changed)
+        for name in spares:
+            group = inventory.setdefault("npu_spares", {"hosts": {}})
+            group["hosts"][name] = inventory["npu_hosts"]["hosts"].pop(name)
         file = self.folder / "inventory.json"
         file.write_text(json.dumps(inventory))
         begin = time.monotonic()

@@ -54,13 +54,14 @@ def wrong_clock(hosts: list[Host]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_hccn_conf(hosts: list[Host]) -> Iterator[None]:
+def stale_hccn_conf(hosts: list[Host]) -> Iterator[None]:
     file = hosts[0].root / "etc/hccn.conf"
-    file.rename(file.with_name("hccn.conf.away"))
+    kept = file.rename(file.with_name("hccn.conf.away"))
+    file.write_text(kept.read_text().replace("address_3=10.1.0.103", "address_3=10.1.0.9"))
     try:
         yield
     finally:
-        file.with_name("hccn.conf.away").rename(file)
+        kept.rename(file)
 
 
 @contextlib.contextmanager
@@ -115,7 +116,11 @@ FAULTS = [
         settings={"work_dir": "/srv/apart"},
     ),
     Fault("clock skew", r"bed2: its clock is off by \+4.250 s, expected at most 1.0 s: .+", wrong_clock),
-    Fault("missing /etc/hccn.conf", r"bed1: /etc/hccn.conf is missing, expected .+", no_hccn_conf),
+    Fault(
+        "stale /etc/hccn.conf",
+        r"bed1: die 3: its address is 10.1.0.103 .+, /etc/hccn.conf has 10.1.0.9: .+",
+        stale_hccn_conf,
+    ),
     Fault("port taken", r"bed3: port 6379 is taken \(a program listens on 0.0.0.0\), expected free: .+", port_taken),
     Fault(
         "ports closed between hosts",
@@ -153,3 +158,14 @@ def test_site_stops_with_a_sentence_and_changes_nothing(bed: Bed, site: Site, fa
     assert bed.snapshot() == before
     for host in bed.hosts:
         assert not [unit for unit in host.units() if unit.startswith("sam-rl")]
+
+
+def test_hosts_without_hccn_conf_get_a_warning(bed: Bed, site: Site) -> None:
+    for host in bed.hosts:
+        (host.root / "etc/hccn.conf").rename(host.root / "etc/hccn.conf.away")
+    try:
+        result = site.play("preflight").must_pass()
+    finally:
+        for host in bed.hosts:
+            (host.root / "etc/hccn.conf.away").rename(host.root / "etc/hccn.conf")
+    assert "/etc/hccn.conf cannot be read (No such file or directory)" in result.output

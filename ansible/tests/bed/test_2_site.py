@@ -118,6 +118,9 @@ def test_logs_and_results_come_back_without_secrets(site: Site, converged: Resul
     log = next(text for name, text in texts.items() if name.endswith("launch.log"))
     assert b'"reward_last"' in log
     assert all(b"npu-smi 26.0.rc1" in texts[f"bed{number}/npu-smi.txt"] for number in (1, 2, 3))
+    device = "bed2/opt/sam-rl/support/msnpureport/2026-11-28-12-00-00/slog/dev-os-7/device-7.log"
+    assert texts[device] == b"die 7: started\n" and texts["bed3/hccn.txt"].count(b"vnic link status: UP") == 16
+    assert texts["bed1/npu-health.txt"].count(b"Health Status") == 16
     assert not [name for name, text in texts.items() if SECRET.encode() in text]
     assert SECRET not in converged.output
 
@@ -160,6 +163,21 @@ def test_a_tree_that_is_not_the_recorded_one_stops_ray(bed: Bed, site: Site, con
     assert re.fullmatch(sentence, result.sentence)
     assert file.read_text() == text
     assert pids == {host.name: host.run("systemctl", "show", "--property=MainPID", "sam-rl-ray") for host in bed.hosts}
+
+
+def test_an_idle_ray_outlives_the_cleaner_of_old_files(bed: Bed, site: Site, converged: Result) -> None:
+    """And a Ray that lets no job start is not taken for a good one."""
+    head = bed.hosts[0]
+    head.write("etc/tmpfiles.d/tmp.conf", "d /tmp 1777 root root 0\n")  # everything is old
+    head.run("systemd-tmpfiles", "--clean")
+    head.run("rm", "/etc/tmpfiles.d/tmp.conf")
+    site.play("cluster").must_pass()
+    (sockets,) = head.root.glob("var/lib/sam-rl-ray/session_2*/sockets")
+    away = sockets.rename(sockets.with_name("away"))
+    result = site.play("cluster", ray_cluster_timeout=5).must_fail()
+    away.rename(sockets)
+    note("Ray without its sockets", "cluster", result)
+    assert result.sentence.startswith("Ray's head lets no job start: ")
 
 
 def patched_file(site: Site, near: Path) -> Path:
@@ -208,15 +226,15 @@ def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site
     head.run("mkdir", folder)
     head.run("mount", "-t", "tmpfs", "-o", "size=6m", "full", folder)
     for host in bed.hosts:  # as CANN writes it
-        host.run("mkdir", "-p", "/tmp/sam-rl-ray/cann/debug/plog")
-        host.run("bash", "-c", "echo EI0006 >/tmp/sam-rl-ray/cann/debug/plog/plog-1_1.log")
+        host.run("mkdir", "-p", "/var/log/sam-rl/cann/debug/plog")
+        host.run("bash", "-c", "echo EI0006 >/var/log/sam-rl/cann/debug/plog/plog-1_1.log")
     result = site.play("train", **request).must_fail()
     texts = collected(site, "full")
     names = "\n".join(texts)
     assert f"bed1{folder}/launch.log" in texts and "bed2/units.txt" in texts
     for host in bed.hosts:
-        assert texts[f"{host.name}/tmp/sam-rl-ray/cann/debug/plog/plog-1_1.log"] == b"EI0006\n"
-        assert re.search(rf"^{host.name}/tmp/sam-rl-ray/session_\d.*/logs/worker-.*\.out$", names, re.MULTILINE)
+        assert texts[f"{host.name}/var/log/sam-rl/cann/debug/plog/plog-1_1.log"] == b"EI0006\n"
+        assert re.search(rf"^{host.name}/var/lib/sam-rl-ray/session_\d.*/logs/worker-.*\.out$", names, re.MULTILINE)
     assert result.failures[-1][2] == result.sentence, "the last thing that is said is why"
     note("disk full while a checkpoint is written", "train", result)
     assert re.match(
@@ -353,6 +371,41 @@ def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
     site.play("train", **request).must_pass()
     assert [line["step"] for line in steps(head, "lost")] == list(range(1, 25))
     assert "resumed after step" in (head.root / RUNS / "lost/launch.log").read_text()
+
+
+@in_the_long_bed
+def test_a_spare_host_takes_the_place_of_a_lost_one(bed: Bed, site: Site, converged: Result) -> None:
+    """The run goes on by itself, and later playbooks use the spare."""
+    head, lost, spare = bed.hosts
+    spare.run("systemctl", "disable", "--now", "sam-rl-ray")
+    two = {"spares": [spare.name], "hosts_expected": 2}
+    request = {"recipe_launch_run": "spare", "recipe_launch_retries": 1, **two}
+    request["recipe_launch_overrides"] = ["cluster.nodes=2", "steps=24", "env.pause=1"]
+    site.play("cluster", recipe_launch_overrides=["cluster.nodes=2"], **two).must_pass()
+
+    def wait() -> None:
+        head.until(lambda: len(steps(head, "spare")) >= 3, "the job has made three steps")
+        lost.stop()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    result = site.play("train", **request).must_pass()
+    thread.join()
+    TIMES.append(("train.yml with a lost host and a spare, 2 hosts", result.seconds))
+    said = (
+        r"bed1: the run spare (was stopped|ended) because Ray on bed2 no longer answers; it is resumed from its last "
+    )
+    assert any(re.match(said, text) for text in result.messages)
+    assert any(text.startswith("bed3 (10.231.0.13) takes the place of bed2") for text in result.messages)
+    lines = steps(head, "spare")
+    assert [line["step"] for line in lines] == list(range(1, 25))
+    assert (lines[0]["hosts"], lines[-1]["hosts"]) == (["bed1", "bed2"], ["bed1", "bed3"])
+    assert site.play("cluster", recipe_launch_overrides=["cluster.nodes=2"], **two).must_pass().changed == []
+
+    shutil.rmtree(site.folder / "host_vars")
+    lost.start()
+    lost.wait()
+    site.play("cluster").must_pass()
 
 
 @in_the_long_bed
@@ -498,7 +551,7 @@ def packages(host: Host) -> set[str]:
 def test_teardown_leaves_nothing_of_ours(bed: Bed, site: Site, converged: Result) -> None:
     head = bed.hosts[0]
     head.run("mkdir", "-p", "/tmp/ray/of-another-user")
-    assert head.run("ls", "/tmp/sam-rl-ray/session_latest/logs")
+    assert head.run("ls", "/var/lib/sam-rl-ray/session_latest/logs")
     assert head.reserved() == "777,20000-20990"
     result = site.play("teardown", "-e", "teardown_data=true").must_pass()
     assert [host.reserved() for host in bed.hosts] == ["777,20990", "", ""]
@@ -506,7 +559,9 @@ def test_teardown_leaves_nothing_of_ours(bed: Bed, site: Site, converged: Result
     assert [text for text in result.messages if text.startswith("bed1: left are")][0].endswith(kept)
     assert head.run("cat", "/srv/sam-rl/models/own/file") == "mine"
     head.run("rm", "-r", "/srv/sam-rl/models", "/srv/sam-rl/.sam-rl-created")
-    assert "of-another-user" in head.run("ls", "/tmp/ray") and not head.run("ls", "/tmp/sam-rl-ray", check=False)
+    assert "of-another-user" in head.run("ls", "/tmp/ray") and not head.run(
+        "ls", "/var/lib/sam-rl-ray", "/var/log/sam-rl", check=False
+    )
     TIMES.append(("teardown.yml", result.seconds))
     for host in bed.hosts:
         bare = BARE[host.name]

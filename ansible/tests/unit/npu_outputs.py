@@ -20,7 +20,8 @@ def info(count=16, **changes):
 
 MAP, SPOD = npu.mapping(STATE), npu.spod(STATE, STATE["dies"][0] | {"sdid": 0x400001})
 SPOD_TABLE = "| SDID : 0x400001 | Super Pod Size : 384 |\n| Super Pod ID : 3 | Server Index : 1 | Pod ID : 1 |\n"
-VNIC, LINK, _, TLS = npu.queries(STATE["dies"][0] | {"link": "UP"}).values()
+HEALTH = npu.health(STATE["dies"][0])
+IP, VNIC, LINK, _, TLS = npu.queries(STATE["dies"][0] | {"link": "UP"}).values()
 PING = npu.ping(0, "192.168.2.199", False)
 CHRONY = (
     "A9FEA97B,169.254.169.123,3,1792000000.123456789,-0.000012,0.000001,0.000021,"

@@ -4,7 +4,7 @@
 import pytest
 from role_files import read, rendered, tasks
 
-INSTALLER = '#!/bin/sh\necho "$(basename "$0")" >>{log}\nexit "$(cat {status})"\n'
+INSTALLER = '#!/bin/sh\necho "$(basename "$0" .run)" "$@" >>{log}\nexit "$(cat {status})"\n'
 
 
 @pytest.fixture
@@ -28,12 +28,13 @@ def test_both_parts_are_installed_or_the_installation_has_not_ended(play, settin
         (folder / f"{part}.run").chmod(0o755)
     status.write_text("1")
     assert play(plays, ascend_driver_state={"version": "1"}, **settings)[0] == 2
-    assert log.read_text().split() == ["firmware.run"], "the driver is not installed without the firmware"
+    assert log.read_text() == "firmware --full\n", "the driver is not installed without the firmware"
     assert (folder / "begun").exists() and not (tmp_path / "waits").exists()
     log.unlink()
     status.write_text("0")
     assert play(plays, ascend_driver_state={"version": None}, **settings)[0] == 0
-    assert log.read_text().split() == ["driver.run", "firmware.run"]
+    user = "--install-username=HwHiAiUser --install-usergroup=HwHiAiUser"
+    assert log.read_text() == f"driver --full --quiet {user}\nfirmware --full\n"
     assert not folder.exists() and (tmp_path / "waits").read_text() == "2\n"
     status, said = play([{"tasks": [{"include_role": {"name": "ascend_driver"}}]}], **settings)
     assert status == 2 and "localhost: driver 2 is installed and takes effect after a restart, expected" in said

@@ -2,12 +2,18 @@
 """Checks of dies and hosts: each fault gives its sentence with host, what was found, what was expected, what to do."""
 
 import itertools
+import json
+from pathlib import Path
 
 import npu_outputs
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.sam_rl.ascend.plugins.filter import preflight
 from ansible_collections.sam_rl.ascend.plugins.module_utils import npu
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
+from ansible_collections.sam_rl.ascend.plugins.modules import npu_info
+
+ACCEPTED = ["Warning", "Alarm"]
 
 
 def dies(host=0, **changes):
@@ -27,7 +33,7 @@ def codes(problems):
 
 
 def test_healthy_host():
-    assert npu.check_dies(dies(), 16) == ([], [])
+    assert npu.check_dies(dies(), 16, ACCEPTED) == ([], [])
     assert npu.check_host(dies()) == []
 
 
@@ -53,20 +59,20 @@ def test_versions_of_the_driver_are_ordered():
 
 def test_dead_missing_and_busy_dies():
     for health in ("Critical", "UNKNOWN"):
-        errors, warnings = npu.check_dies(dies(phy7={"health": health}, phy2={"hbm_used": 60000}), 16)
+        errors, warnings = npu.check_dies(dies(phy7={"health": health}, phy2={"hbm_used": 60000}), 16, ACCEPTED)
         assert codes(errors) == ["die_health"]
         assert f"die 7 (NPU 3 chip 1) has health '{health}', expected OK" in errors[0]["sentence"]
         assert codes(warnings) == ["hbm_busy"] and warnings[0]["die"] == 2
-    errors, warnings = npu.check_dies(dies(phy7={"health": "Alarm"}, phy8={"health": "Alarm"}), 16)
+    errors, warnings = npu.check_dies(dies(phy7={"health": "Alarm"}, phy8={"health": "Alarm"}), 16, ACCEPTED)
     (said,) = preflight.by_dies(warnings)
     assert errors == [] and said.startswith("dies 7-8: health is 'Alarm', expected OK, but such dies may still work: ")
-    (error,) = npu.check_dies(dies(phy3={"hbm_used": "NA", "hbm_total": "NA"}), 16)[0]
+    (error,) = npu.check_dies(dies(phy3={"hbm_used": "NA", "hbm_total": "NA"}), 16, ACCEPTED)[0]
     assert error["code"] == "hbm_unreadable" and error["sentence"].startswith(
         "die 3 (NPU 1 chip 1) has HBM that npu-smi"
     )
-    (error,) = npu.check_dies(dies()[:14], 16)[0]
+    (error,) = npu.check_dies(dies()[:14], 16, ACCEPTED)[0]
     assert error["code"] == "die_count" and "lists 14 dies (missing: 14, 15), expected 16" in error["sentence"]
-    assert codes(npu.check_dies([*dies(), dies()[0]], 16)[0]) == ["die_count"]
+    assert codes(npu.check_dies([*dies(), dies()[0]], 16, ACCEPTED)[0]) == ["die_count"]
 
 
 def test_dies_of_one_host_must_agree():
@@ -86,6 +92,76 @@ def test_hosts_must_agree():
     assert problems[1].startswith("tls switch differs between hosts (0 on a; 1 on b), expected the same on all")
     assert problems[2].startswith("Super Pod ID differs between hosts (3 on a; 8 on b)")
     assert len(problems) == 3
+
+
+@pytest.fixture
+def read(tmp_path, capsys):
+    """read(conf, outputs={}, **arguments): the result of npu_info with the bed's tools and this /etc/hccn.conf or None.
+
+    outputs: {call: what it prints instead}.
+    """
+    said = tmp_path / "say"
+    said.mkdir()
+    for tool in ("npu-smi", "hccn_tool"):
+        program = Path(npu_outputs.__file__).parents[1] / "bed/fakes" / tool
+        (tmp_path / tool).write_text(program.read_text().replace("/etc/sam-bed/say", str(said)))
+        (tmp_path / tool).chmod(0o755)
+
+    def run(conf, outputs=None, **arguments):
+        for call, text in (npu_outputs.npu.outputs(npu_outputs.STATE) | (outputs or {})).items():
+            (said / call).write_text(text)
+        file = tmp_path / "hccn.conf"
+        file.unlink(missing_ok=True)
+        if conf is not None:
+            file.write_text(conf)
+        tools = {"npu_smi": str(tmp_path / "npu-smi"), "hccn_tool": str(tmp_path / "hccn_tool")}
+        with patch_module_args({"dies": 16, "hccn_conf": str(file), **tools, **arguments}), pytest.raises(SystemExit):
+            npu_info.main()
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+CONF = "".join(f"address_{die['phy']}={die['ip']}\n" for die in npu_outputs.STATE["dies"])
+
+
+def test_the_addresses_in_hccn_conf_are_those_of_the_dies(read):
+    """A file that is missing is no error where the dies have addresses; before the driver nothing writes it."""
+    assert read(CONF)["errors"] == []
+    found = read(None)
+    assert found["errors"] == [] and "hccn_conf_missing" in codes(found["warnings_found"])
+    (error,) = read(CONF.replace("address_3=10.2.0.103", "address_3=10.2.0.9"))["errors"]
+    said = "die 3: its address is 10.2.0.103 (`hccn_tool -i 3 -ip -g`), /etc/hccn.conf has 10.2.0.9: "
+    assert error["code"] == "hccn_conf_stale" and error["sentence"].startswith(said)
+    down = {"hccn_tool -i 3 -vnic -g": "vnic link status: UP\nvnic ipaddr: \n"}
+    assert codes(read(None, down)["errors"]) == ["vnic_down"]
+    bare = read(None, npu_smi="/none/npu-smi")
+    want = {"host": "npu1", "version": "26.0.rc1", "installs": True}
+    assert codes(bare["errors"]) == ["npu_smi_missing"] and preflight.npu_problems(bare, want) == []
+
+
+def test_health_states_are_accepted_and_faults_are_named(read):
+    alarm = {"health": "Alarm", "faults": "80C98009, 80E18402"}
+    outputs = {"npu-smi info": npu_outputs.info(phy5=alarm)}
+    outputs["npu-smi info -t health -i 2 -c 1"] = npu_outputs.npu.health(alarm)
+    (error,) = read(CONF, outputs)["errors"]
+    assert error["sentence"].startswith("die 5 (NPU 2 chip 1) has health 'Alarm' (80C98009, 80E18402), expected OK: ")
+    found = read(CONF, outputs, accepted_health=ACCEPTED)
+    assert found["errors"] == []
+    said = "die 5: health is 'Alarm' (80C98009, 80E18402), expected OK, but such dies may still work: repair it"
+    assert found["warnings_found"][0]["sentence"].startswith(said)
+
+
+def test_a_ping_of_an_occupied_device_is_tried_again(read, tmp_path, monkeypatch):
+    monkeypatch.setattr(npu_info.time, "sleep", lambda _: None)
+    tool, tries, call = tmp_path / "hccn_tool", tmp_path / "tries", "hccn_tool -i 0 -hccs_ping -g address 192.168.1.199"
+    text = tool.read_text()
+    for status, occupied, good in ((1, 2, True), (0, 2, True), (1, 3, False)):
+        tries.unlink(missing_ok=True)
+        count = f"echo >>{tries}; [ $(wc -l <{tries}) -gt {occupied} ]"
+        tool.write_text(text.replace("said=", f"{count} || {{ echo device is occupied; exit {status}; }}\nsaid=", 1))
+        errors = read(CONF, {call: npu_outputs.PING}, ping={"0": "192.168.1.199"})["errors"]
+        assert errors == [] if good else "device is occupied" in errors[0]["sentence"]
 
 
 def test_pings_go_once_round():

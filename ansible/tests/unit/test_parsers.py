@@ -13,6 +13,8 @@ PARSERS = {
     "map": (npu.parse_map, npu_outputs.MAP),
     "spod": (npu.parse_spod, npu_outputs.SPOD),
     "spod table": (npu.parse_spod, npu_outputs.SPOD_TABLE),
+    "ip": (npu.parse_ip, npu_outputs.IP),
+    "faults": (npu.parse_faults, npu_outputs.HEALTH),
     "vnic": (npu.parse_vnic, npu_outputs.VNIC),
     "link": (lambda text: npu.parse_status(text, "link status"), npu_outputs.LINK),
     "tls": (npu.parse_tls, npu_outputs.TLS),
@@ -55,6 +57,12 @@ def test_spod(text):
 
 
 def test_small_outputs():
+    assert (
+        npu.parse_faults(npu_outputs.HEALTH) == "" and npu.parse_faults("Error Code : 8\nFaults : x, y\n") == "8, x, y"
+    )
+    assert npu.parse_ip(npu_outputs.IP) == "10.2.0.100"
+    conf = "address_0=10.2.0.100\nnetmask_0=255.255.255.0\n# address_1=1\naddress_15 = 10.2.0.115\n"
+    assert npu.parse_hccn_conf(conf) == {0: "10.2.0.100", 15: "10.2.0.115"}
     assert npu.parse_vnic(npu_outputs.VNIC) == {"up": True, "ip": "192.168.2.199"}
     assert npu.parse_vnic("vnic link status: DOWN\nvnic ipaddr: \n") == {"up": False, "ip": None}
     assert npu.parse_status("net health status: Receive timeout\n", "net health status") == "Receive timeout"
@@ -76,6 +84,7 @@ def test_small_outputs():
         ("map", npu_outputs.MAP.splitlines()[0] + "\n", "listed no chip"),
         ("spod", npu_outputs.SPOD.replace("SDID", "XDID"), "no `sdid`"),
         ("spod", npu_outputs.SPOD.replace("384", "many"), "`super pod size` as 'many', not a number"),
+        ("ip", "ipaddr:\n", "no ipaddr"),
         ("vnic", "command not supported", "no link status"),
         ("tls", "dev_id:0, [pub cert] info:", "no tls switch"),
         ("ping", "send failed", "no count of packets"),

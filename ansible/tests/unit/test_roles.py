@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import jinja2
@@ -30,7 +31,12 @@ def named(settings, *variables):
 
 
 RUN = {"recipe": "r", "cluster_address": "1", "ray_port": 2, "install_root": "/o", "recipe_launch_run": "a"}
-RUN |= {"recipe_launch_script": "run.sh", "recipe_launch_overrides": [], "recipe_launch_dir": "/d/runs/a"}
+RUN |= {
+    "container_engine": "docker",
+    "recipe_launch_script": "run.sh",
+    "recipe_launch_overrides": [],
+    "recipe_launch_dir": "/d/runs/a",
+}
 
 
 def test_the_run_s_unit_passes_words_as_they_are():
@@ -41,6 +47,7 @@ def test_the_run_s_unit_passes_words_as_they_are():
     said = start.partition(' train "run.sh" --run-dir "/d/runs/a" ')[2]
     assert said == r'''"data.train_files=$${oc.env:HOME}/own.parquet" "a=\"50%% \\ b\"" "c=d\ne"'''
     assert '\nExecStopPost=/o/bin/note-exit "/d/runs/a/exit.json"\n' in unit
+    assert "\nExecStop=-docker stop --time 90 sam-rl-train\n" in unit, "the client's end leaves the container"
 
 
 @pytest.mark.parametrize("store, words", [(0, []), (5_000_000_000, ["--object-store", "5000000000"])])
@@ -226,6 +233,12 @@ def test_downloads_go_to_the_target_s_file_system():
     assert downloads and all('tmp_dest: "{{ install_root }}"' in block for block in downloads)
 
 
+def test_nothing_of_ray_lies_below_tmp():
+    """A restart empties it, and so does the cleaner of old files, with what an idle Ray needs when a job starts."""
+    for path in [*ROLES.glob("*/templates/*"), *ROLES.glob("*/tasks/*.yml")]:
+        assert "/tmp/" not in path.read_text(), path
+
+
 def test_ray_stays_bound_to_mounted_storage():
     check = tasks("ray_cluster/tasks/main.yml")["Stop if that is gone"]["ansible.builtin.assert"]
     for mount, bound, right in (("", "", True), ("a", "", True), ("b", "a", True), ("", "a", False)):
@@ -251,15 +264,32 @@ def test_an_environment_made_from_something_else_has_another_name(tmp_path):
     assert all(re.fullmatch("p-a{12}-[0-9a-f]{8}", key) for key, _, _ in names)
 
 
+RAY = {"ray_cluster_head": "h", "inventory_hostname": "h", "ray_cluster_asks": True, "container_engine": "none"}
+RAY |= {"ray_cluster_mount": {"stdout": ""}, "ray_cluster_first_port": 20000, "ray_cluster_last_port": 20989}
+RAY |= {"ray_cluster_cpus": 0, "ray_cluster_object_store": 0, "dashboard_port": 1, "dies_per_host": 16}
+
+
+def test_logs_of_a_month_ago_are_removed_when_ray_starts(tmp_path):
+    values = {**RUN, **RAY, "ray_cluster_environment": {}, "ray_cluster_variables": {"stat": {}}}
+    (line,) = re.findall("^ExecStartPre=-(.*)$", rendered("ray_cluster/templates/ray.service.j2", **values), re.M)
+    for age, name in ((40, "lib/sam-rl-ray/old/a"), (40, "lib/sam-rl-ray/new/b"), (1, "log/sam-rl/new/c")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - 86400 * age,) * 2)
+    (tmp_path / "lib/sam-rl-ray/new/d").touch()
+    subprocess.run(line.replace("/var", str(tmp_path)).split(), check=True)
+    left = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(left) == ["lib/sam-rl-ray/new/d", "log/sam-rl/new/c"]
+    assert not (tmp_path / "lib/sam-rl-ray/old").exists()
+
+
 def test_ray_s_unit_changes_with_the_variables_of_runs():
     """A changed unit restarts Ray, whose workers have the variables of its start. Of secret ones it tells nothing."""
     task = tasks("ray_cluster/tasks/main.yml")["Read the SHA-256 of its variables"]
     folder, wanted = named({"container_engine": "docker", "container_image_base": "a"}, "folder", "wanted")
     values = {**RUN, **task["vars"], "ray_cluster_environment": {"content": base64.b64encode(wanted.encode()).decode()}}
     assert rendered(task["ansible.builtin.stat"]["path"], **values) == f"{folder}/env"
-    values |= {"ray_cluster_head": "h", "inventory_hostname": "h", "ray_cluster_asks": True, "container_engine": "none"}
-    values |= {"ray_cluster_mount": {"stdout": ""}, "ray_cluster_first_port": 20000, "ray_cluster_last_port": 20989}
-    values |= {"ray_cluster_cpus": 0, "ray_cluster_object_store": 0, "dashboard_port": 1, "dies_per_host": 16}
+    values |= RAY
     units = set()
     for digit in "bbc":
         values[task["register"]] = {"stat": {"checksum": digit * 64}}
@@ -346,7 +376,7 @@ def test_ray_problems():
     assert short.startswith("c: Ray has 8 NPU at 3, expected 16")
     assert foreign.startswith("Ray has a node at 9, which is no host of npu_hosts")
     assert host.ray_problems(json.dumps(nodes[:1]), {"a": "1"}, 16) == []
-    assert "did not answer" in host.ray_problems("", expected, 16)[0]
+    assert "lets no job start" in host.ray_problems("", expected, 16)[0]
 
 
 def test_target_problems():
@@ -379,6 +409,7 @@ def end(outcome, **changes):
         (end("timeout"), "still runs after 9 s, expected its end"),
         (end("ended", lost=["b"]), "ended because Ray on b no longer answers, expected all"),
         (end("ended", result="stopped", status=15), "was ended by signal 15 (15: `systemctl stop`), expected"),
+        (end("ended", result="stopped", status=143), "was ended by signal 15 (15: `systemctl stop`), expected"),
         (end("ended", free_gb=None), "ended because h no longer has /data/runs/r, expected the storage that all hosts"),
         (
             end("ended", free_gb=0.01),
@@ -389,6 +420,59 @@ def end(outcome, **changes):
 )
 def test_run_problem(end, said):
     assert host.run_problem(end, "h", "/data/runs/r", 9).startswith(f"h: the run r {said}")
+
+
+@pytest.mark.parametrize(
+    ("end", "before", "tried", "again"),
+    [
+        (end("lost", lost=["b"]), 5, 0, True),
+        (end("lost", lost=["b"]), 5, 2, False),
+        (end("lost", lost=["b"], without_folder=["b"]), 5, 0, True),
+        (end("ended", lost=["b"]), 5, 0, True),
+        (end("ended"), 4, 0, True),
+        (end("ended"), 5, 0, False),
+        (end("ended", free_gb=0.1), 4, 0, False),
+        (end("ended", free_gb=None), 4, 0, False),
+        (end("ended", result="stopped", status=15), 4, 0, False),
+        (end("ended", result="success", status=0), 4, 0, False),
+        (end("timeout"), 4, 0, False),
+    ],
+)
+def test_a_run_is_resumed_if_it_gets_farther_or_has_lost_a_host(end, before, tried, again):
+    """What fails at the same step again, as with a checkpoint that cannot be loaded, is for an operator."""
+    assert host.goes_on({"step": 5, "free_gb": 500.0, **end}, before, tried, 2) is again
+
+
+def test_spare_hosts_take_the_places_of_failed_ones():
+    variables = {
+        name: {"ansible_host": f"192.0.2.{number}", "cluster_address": f"10.0.0.{number}", "cluster_interface": "e0"}
+        for number, name in enumerate(["a", "b", "c", "s1", "s2"], 1)
+    }
+    variables["c"]["ansible_host"] = variables["s1"]["ansible_host"]  # s1 is in use already
+    del variables["s2"]["cluster_interface"]
+    (found,) = host.replacements(["b", "c"], ["a", "b", "c"], ["s1", "s2"], variables)
+    assert (found["host"], found["spare"]) == ("b", "s2")
+    assert found["variables"] == {"ansible_host": "192.0.2.5", "cluster_address": "10.0.0.5", "cluster_interface": "e0"}
+    assert host.replacements(["b"], ["a", "b"], [], variables) == []
+
+
+def test_a_spare_host_is_used_at_once_and_in_later_calls(play, tmp_path):
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho $* >>{tmp_path}/called\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    python = {"ansible_python_interpreter": sys.executable}
+    hosts = {name: {"cluster_address": f"10.0.0.{n}", "cluster_interface": "e0"} for n, name in enumerate("abs")}
+    groups = {"npu_hosts": {"hosts": {name: hosts[name] for name in "ab"}}, "npu_spares": {"hosts": {"s": hosts["s"]}}}
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "inventory/hosts.json").write_text(json.dumps(groups))
+    replace = {"include_role": {"name": "recipe_launch", "tasks_from": "replace"}}
+    address = {"debug": {"msg": "b is {{ hostvars.b.cluster_address }} at {{ hostvars.b.ansible_host }}"}}
+    words = [f"--inventory={tmp_path / 'inventory'}", "--limit=npu_hosts"]
+    failed = {"recipe_launch_failed": {"msg": ["b"]}, **python}
+    status, said = play([{"tasks": [replace, address]}], *words, path=tmp_path, **failed)
+    assert status == 0 and "b is 10.0.0.2 at s" in said, said
+    assert (tmp_path / "called").read_text() == "disable --now sam-rl-ray.service\n"
+    status, said = play([{"tasks": [address]}], *words, **python)
+    assert status == 0 and "b is 10.0.0.2 at s" in said, said
 
 
 def test_drain_problem():
@@ -436,8 +520,10 @@ def test_the_newest_logs_are_taken_up_to_a_size(tmp_path):
         (tmp_path / name).write_text("x" * 400_000)
         os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
     (tmp_path / "session_latest").symlink_to("session_2")
-    patterns = [f"{tmp_path}/session_*/logs/**/*.out", f"{tmp_path}/cann/**/*.log"]
+    (tmp_path / "device").write_text("x" * 400_000)
+    patterns = [[f"{tmp_path}/session_*/logs/**/*.out", f"{tmp_path}/cann/**/*.log"], [f"{tmp_path}/device"]]
     for total, names in ((1, ["worker-1.out", "worker-2.out"]), (2, ["worker-1.out", "worker-2.out", "a.log"])):
+        names.append("device")  # has its own share
         settings = {"dest": str(tmp_path / "a.tar.gz"), "top": "h", "newest": patterns, "newest_mb": total}
         with patch_module_args(settings), pytest.raises(SystemExit):
             support_archive.main()
@@ -463,8 +549,8 @@ def test_variables_of_runs_arrive_as_they_are(engine, tmp_path):
     else:
         found = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
     assert {name: found[name] for name in VALUES} == {name: str(value) for name, value in VALUES.items()}
-    assert found["GLOO_SOCKET_IFNAME"] == "e1" and found["HCCL_SOCKET_IFNAME"] == "e0"
-    assert found["ASCEND_PROCESS_LOG_PATH"].startswith("/tmp/sam-rl-ray/"), "a folder that containers share"
+    assert found["GLOO_SOCKET_IFNAME"] == "e1" and found["HCCL_SOCKET_IFNAME"] == "=e0", "HCCL takes e0 for a prefix"
+    assert found["ASCEND_PROCESS_LOG_PATH"].startswith("/var/log/sam-rl/"), "a folder that containers share"
     assert not (tmp_path / "run").exists()
 
 
@@ -478,8 +564,12 @@ def test_in_env_is_a_script(engine, tmp_path):
     script.write_text(environment.from_string(template).render(container_engine=engine, **values))
     subprocess.run(["bash", "-n", script], check=True)
     text = script.read_text()
+    # podman's own limit is 2048 tasks, and SELinux lets no container read what is mounted
+    assert ("--pids-limit -1 --security-opt label=disable" in text) == (engine != "none")
     assert ("exec docker run" in text) == (engine == "docker") == ("--ulimit memlock=-1" in text)
-    assert ("mkdir -p /tmp/sam-rl-ray" in text) == (engine != "none"), "podman does not create the folder of a mount"
+    assert ("mkdir -p /var/lib/sam-rl-ray" in text) == (engine != "none"), (
+        "podman does not create the folder of a mount"
+    )
 
 
 def test_two_short_commands_do_not_end_each_other(tmp_path):
@@ -574,4 +664,5 @@ def test_a_host_s_interface_is_not_given_to_the_others():
     values = {"work_dir": "/d", "cluster_interface": "eth7", "container_engine": "docker"}
     values |= {"container_image_env": {}, "container_image_secret_env": {}}
     lines = rendered("container_image/templates/env.j2", **values).splitlines()
-    assert [line for line in lines if "eth7" in line] == [f"{n}_SOCKET_IFNAME=eth7" for n in ("HCCL", "GLOO", "TP")]
+    names = ["HCCL_SOCKET_IFNAME==", "GLOO_SOCKET_IFNAME=", "TP_SOCKET_IFNAME="]
+    assert [line for line in lines if "eth7" in line] == [f"{name}eth7" for name in names]

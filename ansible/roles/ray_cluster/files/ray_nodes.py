@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print the nodes of the Ray cluster at argv[1] as JSON: [{address, alive, npu}]. Starts no job and no worker."""
+"""Print the nodes of the Ray cluster at argv[1] as JSON: [{address, alive, npu}].
+
+It joins as a job does: what only lists nodes also works where no job can start.
+"""
 
 import json
 import sys
 
-from ray._raylet import GcsClient
+import ray
 
-nodes = []
-for info in GcsClient(address=sys.argv[1]).get_all_node_info(timeout=20).values():
-    alive = info.state == info.GcsNodeState.Value("ALIVE")
-    nodes.append({"address": info.node_manager_address, "alive": alive, "npu": info.resources_total.get("NPU", 0)})
-print(json.dumps(nodes))
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR", configure_logging=False)
+nodes = [
+    {"address": node["NodeManagerAddress"], "alive": node["Alive"], "npu": node["Resources"].get("NPU", 0)}
+    for node in ray.nodes()
+]
+print("\n" + json.dumps(nodes))

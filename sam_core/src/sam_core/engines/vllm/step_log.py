@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from sam_core.counters import since
@@ -27,6 +29,8 @@ ENV_LOG = "SAM_STEP_LOG"
 
 MAX_ROWS = 65_536
 """Rows that are kept in memory until `take`; more are written at once."""
+BEAT = 60
+"""Seconds after which a step renews the time of the file."""
 SUMS = ("decode_steps", "request_steps", "tokens", "drafts", "drafted", "accepted", "busy_s", "tail_s", "tail_tokens")
 CPU = "cpu_s"
 """CPU seconds of the front end and of the processes that it started, while requests ran."""
@@ -82,6 +86,7 @@ class StepLog:
         self.threshold = int(os.environ.get(ENV_THRESHOLD, "8"))
         folder = os.environ.get(ENV_LOG)
         self.path = os.path.join(folder, f"engine-{replica}.jsonl") if folder else None
+        self._beat = 0.0
         self._last: dict[int, float | None] = {}
         self._processes: list[Any] | None = None
         self._cpu_before: float | None = None
@@ -123,6 +128,10 @@ class StepLog:
         ):
             sums[name] += value
         if self.path:
+            if now - self._beat >= BEAT:
+                self._beat = now
+                with contextlib.suppress(OSError):
+                    Path(self.path).touch()  # rows come late, and a launcher looks whether engines still step
             start = round(time.time() - seconds, 6)
             self._rows.append([start, round(seconds, 6), running, tokens, drafted, accepted])
             if len(self._rows) >= MAX_ROWS:

@@ -3,7 +3,8 @@
 
 The module job_state reads the state. Returned: `outcome` is ended (`lost` are the hosts that did not answer when a job
 had failed), lost (the hosts in `lost` refused the connection twice in a row, or gave no answer for `silence` seconds),
-timeout, or, with `watch`, written (a new checkpoint whose step is logged); `result` and `status` are those of the unit.
+timeout, or, with `watch`, written (a new checkpoint whose step is logged); `result` and `status` are those of the unit,
+`step` is the newest finished step that was read.
 """
 
 from __future__ import annotations
@@ -34,23 +35,25 @@ class ActionModule(ActionBase):
         refused: set[str] = set()
         since: dict[str, float] = {}  # when hosts that give no answer were asked first
         watched: list[int | None] = []
+        step = 0
         while True:
             now, state = time.monotonic(), self._read_state(args, task_vars)
             if state is None:
                 since = {host: since.get(host, now)}
                 if now - since[host] >= silence:
-                    return {"changed": False, "outcome": "lost", "lost": [host], "result": "unknown", "status": -1}
+                    end = {"changed": False, "result": "unknown", "status": -1, "step": step}
+                    return {**end, "outcome": "lost", "lost": [host]}
                 time.sleep(poll)
                 continue
             if state.get("failed"):
                 return state
-            args["offset"] = state["offset"]
+            args["offset"], step = state["offset"], state["step"]
             left_out = len(state["lines"]) - MAX_LINES
             if left_out > 0:
                 display.display(f"{host}: ... {left_out} more lines in {args['log']}")
             for line in state["lines"][-MAX_LINES:]:
                 display.display(f"{host}: {line}")
-            end = {"changed": False, "lost": [], **{key: state[key] for key in ("result", "status", "free_gb")}}
+            end = {"changed": False, "lost": [], **{key: state[key] for key in ("result", "status", "free_gb", "step")}}
             if state["active"] not in ("active", "activating", "deactivating", "reloading"):
                 lost = [] if state["result"] == "success" else sorted(state["refused"] + state["silent"])
                 return {**end, "outcome": "ended", "lost": lost}

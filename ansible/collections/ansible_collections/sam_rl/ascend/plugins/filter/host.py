@@ -71,7 +71,9 @@ def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[s
     try:
         nodes = json.loads(printed.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        return ["Ray's head did not answer with a list of nodes: see `journalctl -u sam-rl-ray` on it."]
+        return [
+            "Ray's head lets no job start: see `journalctl -u sam-rl-ray` on it, then `systemctl restart sam-rl-ray`."
+        ]
     alive = {node["address"]: node["npu"] for node in nodes if node["alive"]}
     problems = []
     for host, address in expected.items():
@@ -84,6 +86,45 @@ def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[s
     for address in set(alive) - set(expected.values()):
         problems.append(f"Ray has a node at {address}, which is no host of npu_hosts: stop Ray there.")
     return problems
+
+
+def goes_on(end: Mapping, before: int, tried: int, retries: int) -> bool:
+    """Whether a run that has ended so is resumed: it has lost a host, or has got farther than when it was started.
+
+    before: the newest step that was finished then. Who stops a run or fills its disk has to act first.
+    """
+    if end["outcome"] == "timeout" or int(tried) >= int(retries):
+        return False
+    if end["outcome"] == "ended" and end["result"] in ("success", "stopped"):
+        return False
+    if end["lost"]:
+        return True
+    return end["step"] > before and end["free_gb"] is not None and end["free_gb"] >= MIN_FREE_GB
+
+
+def replacements(lost: list[str], hosts: list[str], spares: list[str], hostvars: Mapping) -> list[dict[str, Any]]:
+    """[{host, spare, variables}]: of the spares whose address no host has, one for each lost host while there are any.
+
+    variables: what makes the host's name the spare's machine.
+    """
+
+    def address(name: str) -> str:
+        return str(hostvars[name].get("ansible_host", name))
+
+    used = {address(host) for host in hosts}
+    free = [spare for spare in spares if address(spare) not in used]
+    names = ("cluster_address", "cluster_interface")
+    return [
+        {
+            "host": host,
+            "spare": spare,
+            "variables": {
+                "ansible_host": address(spare),
+                **{name: hostvars[spare].get(name, hostvars[host][name]) for name in names},
+            },
+        }
+        for host, spare in zip(lost, free, strict=False)
+    ]
 
 
 def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
@@ -109,7 +150,7 @@ def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
         )
     if end["result"] == "stopped":
         return (
-            f"{run} was ended by signal {end['status']} (15: `systemctl stop`), expected its own end: "
+            f"{run} was ended by signal {end['status'] % 128} (15: `systemctl stop`), expected its own end: "
             "run playbooks/train.yml, which continues from the last checkpoint."
         )
     if end["free_gb"] is None:
@@ -170,6 +211,8 @@ class FilterModule:
             "joined_ports": joined_ports,
             "tree_problems": tree_problems,
             "ray_problems": ray_problems,
+            "goes_on": goes_on,
+            "replacements": replacements,
             "run_problem": run_problem,
             "target_problems": target_problems,
             "drain_problem": drain_problem,

@@ -12,9 +12,6 @@ import re
 
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
 
-SERVING = ("WARNING", "ALARM")
-"""Health states other than OK in which dies were seen to work. Critical is none of them, nor UNKNOWN (not started)."""
-
 SMI_HINT = "run `npu-smi info` on the host, then see the driver's log in /var/log/ascend_seclog"
 
 
@@ -130,6 +127,26 @@ def parse_vnic(text):
     return {"up": status.upper() == "UP", "ip": ip if re.fullmatch(r"(\d{1,3}\.){3}\d{1,3}", ip) else None}
 
 
+def parse_faults(text):
+    """`npu-smi info -t health -i N -c C`: its error codes and what they mean, "" for none."""
+    found = re.findall(r"(?im)^[\s|]*[\w ]*(?:error|fault)[\w ]*:[ \t]*(.*?)[\s|]*$", text)
+    return ", ".join(value for value in found if value.upper() not in ("", "NA", "N/A", "NONE", "0"))
+
+
+def parse_ip(text):
+    """`hccn_tool -ip -g`: the die's address."""
+    ip = _fields(text).get("ipaddr")
+    if not ip:
+        raise Unreadable("`hccn_tool -ip -g` printed no ipaddr")
+    return ip
+
+
+def parse_hccn_conf(text):
+    """/etc/hccn.conf: {physical id: address} of its lines `address_N=IP`."""
+    found = re.findall(r"^\s*address_(\d{1,9})\s*=\s*(\S+)", text, re.MULTILINE)
+    return {int(phy): address for phy, address in found}
+
+
 def parse_status(text, label):
     """`hccn_tool -link -g` (label `link status`) and `-net_health -g` (label `net health status`): the word."""
     status = _fields(text).get(label)
@@ -150,7 +167,8 @@ def parse_ping(text):
     """`hccn_tool -hccs_ping -g address IP`: (sent, received)."""
     found = re.search(r"(\d{1,9}) packets? transmitted,\s*(\d{1,9}) received", text)
     if not found:
-        raise Unreadable("`hccn_tool -hccs_ping` printed no count of packets")
+        said = " ".join(text.split())[:200] or "nothing"
+        raise Unreadable(f"`hccn_tool -hccs_ping` printed no count of packets, but: {said}")
     return int(found.group(1)), int(found.group(2))
 
 
@@ -163,8 +181,11 @@ def _numbers(values):
     return ", ".join(map(str, sorted(values))) or "none"
 
 
-def check_dies(dies, expected):
-    """Errors and warnings of `npu-smi info` alone: how many dies, which ids, health, memory in use."""
+def check_dies(dies, expected, accepted):
+    """Errors and warnings of npu-smi alone: how many dies, which ids, health, memory in use.
+
+    accepted: health states other than OK that are only warned of. A die that is not OK may have `faults`.
+    """
     errors, warnings = [], []
     ids = [die["phy"] for die in dies]
     missing, extra = set(range(expected)) - set(ids), set(ids) - set(range(expected))
@@ -173,13 +194,15 @@ def check_dies(dies, expected):
         sentence += f"reseat or replace the module, or correct dies_per_host; {SMI_HINT}"
         errors.append(problem("die_count", sentence))
     for die in dies:
-        if die["health"].upper() in SERVING:
-            sentence = f"die {die['phy']}: health is {die['health']!r}, expected OK, but such dies may still work: "
-            sentence += "list its faults with `npu-smi info -t health -i NPU`, and repair it if a run fails"
+        faults = f" ({die['faults'][:200]})" if die.get("faults") else ""
+        if die["health"].upper() in (state.upper() for state in accepted):
+            sentence = f"die {die['phy']}: health is {die['health']!r}{faults}, expected OK, but such dies may still "
+            sentence += "work: repair it if a run fails"
             warnings.append(problem("die_health", sentence, die["phy"]))
         elif die["health"].upper() != "OK":
-            sentence = f"die {die['phy']} (NPU {die['npu']} chip {die['chip']}) has health {die['health'][:40]!r}, "
-            sentence += f"expected OK: take the host out of the inventory or repair it; {SMI_HINT}"
+            sentence = f"die {die['phy']} (NPU {die['npu']} chip {die['chip']}) has health {die['health'][:40]!r}"
+            sentence += f"{faults}, expected OK: take the host out of the inventory, repair it, or accept that state "
+            sentence += f"(npu_preflight_accepted_health); {SMI_HINT}"
             errors.append(problem("die_health", sentence, die["phy"]))
         if not die["hbm_total_mb"]:
             sentence = f"die {die['phy']} (NPU {die['npu']} chip {die['chip']}) has HBM that npu-smi cannot read, "

@@ -12,7 +12,7 @@ options:
   log: {description: Its log, type: path, required: true}
   offset: {description: Bytes of the log that were read already; -1 starts with its last lines, type: int, default: 0}
   watch: {description: verl's tracker file of checkpoints, type: path}
-  steps: {description: verl's step log, in which a checkpoint's step must be for C(watched), type: path}
+  steps: {description: "verl's step log, for C(step); a checkpoint's step must be in it for C(watched)", type: path}
   peers: {description: "What must answer: host, address, port", type: list, elements: dict, default: []}
   timeout: {description: Bound of a connection in seconds, type: int, default: 4}
 author: [the authors of this repository]
@@ -33,6 +33,7 @@ status: {description: Exit status or number of the signal, type: int, returned: 
 lines: {description: Whole lines that are new, type: list, elements: str, returned: always}
 offset: {description: Where the next read starts, type: int, returned: always}
 free_gb: {description: Free GB where the log is or null without its folder, type: float, returned: always}
+step: {description: The newest finished step in C(steps) or 0, type: int, returned: always}
 watched: {description: The step in C(watch) if C(steps) has it or null, type: int, returned: always}
 refused: {description: Hosts that refuse the connection, type: list, elements: str, returned: always}
 silent: {description: Hosts that give no answer, type: list, elements: str, returned: always}
@@ -95,11 +96,12 @@ def main():
         return (
             *new_lines(log, module.params["offset"]),
             free,
+            finished_step(module.params["steps"]),
             logged_checkpoint(module.params["watch"], module.params["steps"]),
         )
 
     try:
-        lines, offset, free, watched = within(STORAGE_SECONDS, files)
+        lines, offset, free, step, watched = within(STORAGE_SECONDS, files)
     except (OSError, concurrent.futures.TimeoutError) as error:
         reason = getattr(error, "strerror", None) or f"no answer within {STORAGE_SECONDS} s"
         module.fail_json(
@@ -117,6 +119,7 @@ def main():
         lines=lines,
         offset=offset,
         free_gb=free,
+        step=step,
         watched=watched,
         refused=[host for host, reason in answers if reason == REFUSED],
         silent=[host for host, reason in answers if reason not in (None, REFUSED)],
@@ -145,21 +148,27 @@ def logged_checkpoint(tracker, steps):
     try:
         with open(tracker or os.devnull) as file:
             number = int(file.read())
-        with open(steps, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - BLOCK))
-            lines = file.read().split(b"\n")[:-1]
     except (OSError, ValueError):
         return None
-    return number if any(finishes(line, number) for line in lines) else None
+    return number if finished_step(steps) >= number else None
 
 
-def finishes(line, number):
-    """Whether a line of the step log says that this step or a later one is finished; the first one may be cut."""
+def finished_step(steps):
+    """The newest step that the end of the step log says is finished, or 0; the first line may be cut."""
     try:
-        row = json.loads(line)
-        return row["step"] >= number and "timing_s/step" in row["data"]
-    except (ValueError, LookupError, TypeError):
-        return False
+        with open(steps or os.devnull, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - BLOCK))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return 0
+    found = 0
+    for line in lines:
+        try:
+            row = json.loads(line)
+            found = max(found, row["step"]) if "timing_s/step" in row["data"] else found
+        except (ValueError, LookupError, TypeError):
+            continue
+    return found
 
 
 def no_connection(peer, timeout):

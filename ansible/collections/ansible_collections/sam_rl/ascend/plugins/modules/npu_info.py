@@ -15,6 +15,7 @@ options:
   npu_smi: {description: Name or path of npu-smi, type: str, default: npu-smi}
   hccn_tool: {description: Name or path of hccn_tool, type: str, default: hccn_tool}
   hccn_conf: {description: Its configuration file, type: path, default: /etc/hccn.conf}
+  accepted_health: {description: Other health states than OK to warn of alone, type: list, elements: str, default: []}
   ping:
     description: Addresses to reach over HCCS, one for each die by physical id. With it only these pings are made.
     type: dict
@@ -35,9 +36,11 @@ warnings_found: {description: What an operator should know, type: list, elements
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import os
 import subprocess
+import time
 
 from ansible.module_utils.basic import AnsibleModule, get_bin_path
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
@@ -45,7 +48,10 @@ from ansible_collections.sam_rl.ascend.plugins.module_utils.npu import (
     SMI_HINT,
     check_dies,
     check_host,
+    parse_faults,
+    parse_hccn_conf,
     parse_info,
+    parse_ip,
     parse_map,
     parse_ping,
     parse_spod,
@@ -90,8 +96,8 @@ class Tool:
         return text
 
 
-def die_state(die, smi, hccn):
-    """Adds what the tools say about one die to it; (errors, warnings)."""
+def die_state(die, smi, hccn, configured):
+    """Adds what the tools say about one die to it; (errors, warnings). configured: its address in hccn.conf or None."""
     errors: list[dict] = []
     warnings: list[dict] = []
     phy = die["phy"]
@@ -114,6 +120,12 @@ def die_state(die, smi, hccn):
             found = "has no address" if vnic["up"] else "is DOWN"
             sentence = f"die {phy}: its vnic {found}, expected UP with an address: check /etc/hccn.conf and the switch"
             errors.append(problem("vnic_down", sentence, phy))
+    if configured:
+        address = read("ip_unreadable", hint, warnings, lambda: parse_ip(hccn(*number, "-ip", "-g")))
+        if address not in (None, configured):
+            sentence = f"die {phy}: its address is {address} (`hccn_tool -i {phy} -ip -g`), /etc/hccn.conf has "
+            sentence += f"{configured}: HCCL then cannot reach the die; write the die's address into the file"
+            errors.append(problem("hccn_conf_stale", sentence, phy))
     tls = read("tls_unreadable", hint, errors, lambda: parse_tls(hccn(*number, "-tls", "-g")))
     if tls is not None:
         die["tls"] = tls
@@ -135,9 +147,6 @@ def die_state(die, smi, hccn):
 def read_host(module, smi, hccn, pool):
     """The result of a call without pings."""
     result: dict = {"version": None, "dies": [], "errors": [], "warnings_found": []}
-    if not os.path.isfile(module.params["hccn_conf"]):
-        sentence = f"{module.params['hccn_conf']} is missing, expected the addresses of the dies: write it with "
-        result["errors"].append(problem("hccn_conf_missing", sentence + "hccn_tool, and mount it into containers"))
     if smi.path is None:
         sentence = f"{smi.name} was not found, expected the driver of the NPUs: install it (role ascend_driver)"
         result["errors"].append(problem("npu_smi_missing", sentence))
@@ -151,8 +160,19 @@ def read_host(module, smi, hccn, pool):
     dies.sort(key=lambda die: die["phy"])
     for die in dies:
         die["logic"] = logic.get(die["phy"])
-    errors, warnings = check_dies(dies, module.params["dies"])
-    for more_errors, more_warnings in pool.map(lambda die: die_state(die, smi, hccn), dies):
+        if die["health"].upper() != "OK":
+            words = ("info", "-t", "health", "-i", str(die["npu"]), "-c", str(die["chip"]))
+            with contextlib.suppress(Unreadable):
+                die["faults"] = parse_faults(smi(*words))
+    errors, warnings = check_dies(dies, module.params["dies"], module.params["accepted_health"])
+    path, configured = module.params["hccn_conf"], {}
+    try:
+        with open(path) as file:
+            configured = parse_hccn_conf(file.read())
+    except OSError as error:
+        sentence = f"{path} cannot be read ({error.strerror}); HCCL may need the dies' addresses in it: if a run fails "
+        warnings.append(problem("hccn_conf_missing", sentence + "to connect, write it with hccn_tool"))
+    for more_errors, more_warnings in pool.map(lambda die: die_state(die, smi, hccn, configured.get(die["phy"])), dies):
         errors += more_errors
         warnings += more_warnings
     result["dies"] = dies
@@ -162,14 +182,18 @@ def read_host(module, smi, hccn, pool):
 
 
 def ping_one(hccn, phy, address):
-    """An error, or None."""
-    try:
-        sent, received = parse_ping(hccn("-i", phy, "-hccs_ping", "-g", "address", address))
-        if sent > 0 and received == sent:
-            return None
-        found = f"{received} of {sent} packets came back"
-    except Unreadable as reason:
-        found = str(reason)
+    """An error, or None. While other dies ping, hccn_tool may say that the device is occupied."""
+    for wait in (1, 3, 0):
+        try:
+            sent, received = parse_ping(hccn("-i", phy, "-hccs_ping", "-g", "address", address))
+            if sent > 0 and received == sent:
+                return None
+            found = f"{received} of {sent} packets came back"
+        except Unreadable as reason:
+            found = str(reason)
+        if "occupied" not in found:
+            break
+        time.sleep(wait)
     sentence = (
         f"die {phy}: hccs_ping to {address}: {found}, expected all: check the HCCS cables and the super pod's "
         "set-up; hosts that RoCE alone joins are not supported"
@@ -184,6 +208,7 @@ def main():
             "npu_smi": {"type": "str", "default": "npu-smi"},
             "hccn_tool": {"type": "str", "default": "hccn_tool"},
             "hccn_conf": {"type": "path", "default": "/etc/hccn.conf"},
+            "accepted_health": {"type": "list", "elements": "str", "default": []},
             "ping": {"type": "dict", "default": {}},
             "timeout": {"type": "int", "default": 30},
         },

@@ -11,8 +11,8 @@ options:
   dest: {description: The archive, type: path, required: true}
   top: {description: Name of the folder in it, type: str, required: true}
   files: {description: Files to take (patterns of glob), type: list, elements: str, default: []}
-  newest: {description: "Patterns whose newest files are taken, ** for folders", type: list, elements: str, default: []}
-  newest_mb: {description: MB that C(newest) may take in all, type: int, default: 500}
+  newest: {description: "Lists of patterns, whose newest files are taken", type: list, elements: list, default: []}
+  newest_mb: {description: MB that each list of C(newest) may take in all, type: int, default: 500}
   archives: {description: Archives of this module to combine unchanged, type: list, elements: path, default: []}
   commands: {description: "Commands by the name of their output", type: dict, default: {}}
   limit_mb: {description: MB at the end of each file or output that are taken, type: int, default: 20}
@@ -79,7 +79,7 @@ def main():
             "dest": {"type": "path", "required": True},
             "top": {"type": "str", "required": True},
             "files": {"type": "list", "elements": "str", "default": []},
-            "newest": {"type": "list", "elements": "str", "default": []},
+            "newest": {"type": "list", "elements": "list", "default": []},
             "newest_mb": {"type": "int", "default": 500},
             "archives": {"type": "list", "elements": "path", "default": []},
             "commands": {"type": "dict", "default": {}},
@@ -109,7 +109,9 @@ def main():
             for name, command in sorted(params["commands"].items()):
                 add(name, mask(output(command, params["timeout"], limit), params["secrets"]))
             paths = [path for pattern in params["files"] for path in sorted(glob.glob(pattern)) if os.path.isfile(path)]
-            for path in [*paths, *newest(params["newest"], limit, params["newest_mb"] << 20)]:
+            for patterns in params["newest"]:
+                paths += newest(patterns, limit, params["newest_mb"] << 20)
+            for path in paths:
                 add(path.lstrip("/"), mask(tail(path, limit), params["secrets"]))
             for path in params["archives"]:
                 with open(path, "rb") as part:
