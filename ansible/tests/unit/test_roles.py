@@ -5,9 +5,11 @@ import base64
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import jinja2
@@ -18,6 +20,7 @@ from ansible_collections.sam_rl.ascend.plugins.filter import host
 from ansible_collections.sam_rl.ascend.plugins.modules import support_archive
 from role_files import ROLES, read, rendered, tasks
 
+BUILD = ROLES / "container_image/files/build.sh"
 TREES = {"vllm": "a" * 40, "verl": "b" * 40}
 PINS = {"name": "p", "module": {name: {"recorded": {"patched_tree": tree}} for name, tree in TREES.items()}}
 
@@ -552,6 +555,7 @@ def build_words(**settings):
     values = read("container_image/vars/main.yml") | read("container_image/defaults/main.yml")
     values |= {"container_engine": "docker", "install_root": "/o", "pin_set": "p", "container_image_name": "i"}
     values |= {"container_image_base": "b", "container_image_backend": "megatron", **settings}
+    values["pins"] = {"runtime": {"npu": {"megatron_lm": "1" * 40, "mindspeed": "2" * 40}}}
     return rendered(task["ansible.builtin.command"]["argv"], **values), rendered(task["environment"], **values)
 
 
@@ -567,6 +571,29 @@ def test_no_password_is_an_argument_of_the_build():
         assert "--secret=id=sources,src=/o/build-sources" in words
         file = rendered("container_image/templates/Containerfile.j2", container_image_secret=True)
         assert "ARG PIP" not in file and "--mount=type=secret,id=sources" in file
+
+
+@pytest.mark.parametrize("file", sorted(ROLES.parents[1].glob("patches/*/pins.toml")), ids=lambda file: file.parent.name)
+def test_megatron_is_built_from_commits_of_any_branch(file, tmp_path):
+    """A branch can move, and a clone has others' branches as origin's alone; the address of origin is not kept."""
+    npu = tomllib.loads(file.read_text())["runtime"]["npu"]
+    assert all(re.fullmatch("[0-9a-f]{40}", npu[name]) for name in ("megatron_lm", "mindspeed"))
+    origin, copy = tmp_path / "origin", tmp_path / "copy"
+    git = f"git -C {origin} -c user.name=test -c user.email=test@localhost"
+    script = f"git init -q -b main {origin}; {git} commit -q --allow-empty -m main; {git} checkout -q -b core_r0.16.0; "
+    script += f"{git} commit -q --allow-empty -m branch; {git} rev-parse HEAD; {git} checkout -q main"
+    commit = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=True).stdout.strip()
+
+    def clone(commit):
+        (functions,) = re.findall(r"^fail\(\).*?^clone\(\).*?^\}$", BUILD.read_text(), re.MULTILINE | re.DOTALL)
+        script = f'set -euo pipefail\n{functions}\nclone {origin} {commit} {copy}; git -C {copy} log --format=%s; '
+        script += f"git -C {copy} remote"
+        return subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+
+    missing = "3" * 40
+    assert f"error: the repository of {copy} has no commit {missing}: update" in clone(missing).stderr
+    shutil.rmtree(copy)
+    assert clone(commit).stdout.split() == ["branch", "main"]
 
 
 def test_a_host_s_interface_is_not_given_to_the_others():
