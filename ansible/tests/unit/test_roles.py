@@ -573,6 +573,27 @@ def test_no_password_is_an_argument_of_the_build():
         assert "ARG PIP" not in file and "--mount=type=secret,id=sources" in file
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("print('a warning of a library')", None),
+        ("import not_there.at_all", "cannot import engine_of_verl (ModuleNotFoundError: No module named 'not_there')"),
+        ("import os; os.abort()", "cannot import json, engine_of_verl ("),
+    ],
+)
+def test_the_image_s_modules_are_imported(play, text, said, tmp_path):
+    """A module that is there and cannot be imported is named, with the reason."""
+    (tmp_path / "engine_of_verl.py").write_text(text)
+    (tmp_path / "in-env").write_text(f'#!/bin/sh\ncd {tmp_path}; shift 2; exec {sys.executable} "$@"\n')
+    (tmp_path / "in-env").chmod(0o755)
+    settings = {"recipe": "r", "pins": {"runtime": {"npu": {"imports": {"megatron": ["json", "engine_of_verl"]}}}}}
+    settings |= {"container_image_in_env": str(tmp_path / "in-env"), "container_image_backend": "megatron"}
+    check = {"tasks": [{"include_role": {"name": "container_image", "tasks_from": "imports"}}]}
+    status, output = play([check], **settings)
+    assert status == (2 if said else 0), output
+    assert not said or f"localhost: the environment {said}" in output
+
+
 @pytest.mark.parametrize("file", sorted(ROLES.parents[1].glob("patches/*/pins.toml")), ids=lambda file: file.parent.name)
 def test_megatron_is_built_from_commits_of_any_branch(file, tmp_path):
     """A branch can move, and a clone has others' branches as origin's alone; the address of origin is not kept."""
