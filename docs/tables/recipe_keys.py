@@ -87,6 +87,7 @@ CHINESE = {
     "trainer.step_timeout": "多少秒没有完成一步（含启动）即结束运行",
     "checkpoints.every": "训练步数；0：不保存，中断后从头开始",
     "checkpoints.keep": "保留的最新检查点数；最近一次启动之前的也保留这么多",
+    "checkpoints.write_rate": "所有主机一起写入运行文件夹的速度，GB/s；null：未测量",
     "cluster.device": "verl 用什么设备训练",
     "cluster.nodes": "主机数",
     "cluster.dies_per_node": "每台主机参与训练的设备数",

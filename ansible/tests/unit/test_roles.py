@@ -594,7 +594,9 @@ def test_the_image_s_modules_are_imported(play, text, said, tmp_path):
     assert not said or f"localhost: the environment {said}" in output
 
 
-@pytest.mark.parametrize("file", sorted(ROLES.parents[1].glob("patches/*/pins.toml")), ids=lambda file: file.parent.name)
+@pytest.mark.parametrize(
+    "file", sorted(ROLES.parents[1].glob("patches/*/pins.toml")), ids=lambda file: file.parent.name
+)
 def test_megatron_is_built_from_commits_of_any_branch(file, tmp_path):
     """A branch can move, and a clone has others' branches as origin's alone; the address of origin is not kept."""
     npu = tomllib.loads(file.read_text())["runtime"]["npu"]
@@ -607,7 +609,7 @@ def test_megatron_is_built_from_commits_of_any_branch(file, tmp_path):
 
     def clone(commit):
         (functions,) = re.findall(r"^fail\(\).*?^clone\(\).*?^\}$", BUILD.read_text(), re.MULTILINE | re.DOTALL)
-        script = f'set -euo pipefail\n{functions}\nclone {origin} {commit} {copy}; git -C {copy} log --format=%s; '
+        script = f"set -euo pipefail\n{functions}\nclone {origin} {commit} {copy}; git -C {copy} log --format=%s; "
         script += f"git -C {copy} remote"
         return subprocess.run(["bash", "-c", script], capture_output=True, text=True)
 
