@@ -42,6 +42,8 @@ SETTINGS = {
     "host_base_sysctl": {"net.core.somaxconn": "65535", "net.ipv4.tcp_max_syn_backlog": "65535"},
     "npu_preflight_install_gb": 2,
     "npu_preflight_work_gb": 1,
+    "npu_preflight_write_seconds": 0.5,
+    "npu_preflight_write_gb": 0.2,
     "ray_cluster_cpus": 2,
     "ray_cluster_object_store": 100_000_000,
     "recipe_launch_poll": 2,

@@ -33,7 +33,12 @@ def named(settings, *variables):
 
 
 RUN = {"recipe": "r", "cluster_address": "1", "ray_port": 2, "install_root": "/o", "recipe_launch_run": "a"}
-RUN |= {"recipe_launch_script": "run.sh", "recipe_launch_overrides": [], "recipe_launch_dir": "/d/runs/a"}
+RUN |= {
+    "recipe_launch_write_rate": None,
+    "recipe_launch_script": "run.sh",
+    "recipe_launch_overrides": [],
+    "recipe_launch_dir": "/d/runs/a",
+}
 
 
 def test_the_run_s_unit_passes_words_as_they_are():
@@ -44,6 +49,8 @@ def test_the_run_s_unit_passes_words_as_they_are():
     said = start.partition(' train "run.sh" --run-dir "/d/runs/a" ')[2]
     assert said == r'''"data.train_files=$${oc.env:HOME}/own.parquet" "a=\"50%% \\ b\"" "c=d\ne"'''
     assert '\nExecStopPost=/o/bin/note-exit "/d/runs/a/exit.json"\n' in unit
+    measured = rendered("recipe_launch/templates/train.service.j2", **{**RUN, "recipe_launch_write_rate": 1.25})
+    assert ' --run-dir "/d/runs/a" checkpoints.write_rate=1.25\n' in measured
 
 
 @pytest.mark.parametrize("store, words", [(0, []), (5_000_000_000, ["--object-store", "5000000000"])])
