@@ -2,6 +2,10 @@
 """The environment of a run on Ascend, and the Ray that it joins or starts."""
 
 import importlib.util
+import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,6 +102,20 @@ def test_a_task_queue_of_level_2_is_the_articles(tmp_path):
 def test_what_cannot_work_on_ascend_is_refused(overrides, sentence, tmp_path):
     with pytest.raises(UserError, match=sentence):
         variables(tmp_path, *overrides.split())
+
+
+def test_all_reduce_is_measured_as_torchrun_starts_it_on_each_host():
+    """Two hosts of one process each, over gloo."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    torchrun += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    words = ["-m", "llm_rl.all_reduce", "--mib=1", "--repeats=2"]
+    hosts = [subprocess.Popen([*torchrun, f"--node-rank={n}", *words], stdout=subprocess.PIPE) for n in (0, 1)]
+    said, silent = (host.communicate(timeout=120)[0] for host in hosts)
+    assert [host.returncode for host in hosts] == [0, 0] and silent == b""
+    measured = json.loads(said)
+    assert measured["ranks"] == 2 and measured["gb_s"] > 0
 
 
 def test_ray_is_joined_only_where_it_has_enough_devices(monkeypatch):

@@ -44,6 +44,7 @@ SETTINGS = {
     "npu_preflight_work_gb": 1,
     "npu_preflight_write_seconds": 0.5,
     "npu_preflight_write_gb": 0.2,
+    "npu_preflight_in_env": "/usr/local/bin/all-reduce",
     "ray_cluster_cpus": 2,
     "ray_cluster_object_store": 100_000_000,
     "recipe_launch_poll": 2,
