@@ -126,7 +126,7 @@ FAULTS = [
     ),
     Fault(
         "no space for checkpoints",
-        r"bed1: \S+ GB are free for /srv/sam-rl/runs, expected 2,821 for the run bed, which keeps up to 1 .+",
+        r"bed1: \S+ GB are free for /srv/sam-rl/runs, expected 2,821 for checkpoints of the run bed \(1 x .+",
         settings=large("Qwen3-235B-A22B"),
     ),
     Fault("clock skew", r"bed2: its clock is off by \+4.250 s, expected at most 1.0 s: .+", wrong_clock),

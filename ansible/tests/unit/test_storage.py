@@ -119,7 +119,7 @@ WANT = {"run": "r", "folder": "/d/runs", "hosts": 2, "checkpoint_gb": 3291.0, "c
         (
             {},
             {},
-            ["h1: 13,000 GB are free for /d/runs, expected 13,064 for the run r, which keeps up to 4"],
+            ["h1: 13,000 GB are free for /d/runs, expected 13,064 for checkpoints of the run r \\(4 x 3,291"],
         ),
         (
             {},

@@ -247,9 +247,9 @@ def storage_problems(states: Mapping[str, Mapping], rate: float | None, want: Ma
     needed = size * count - state["counted_gb"]
     if state["free_gb"] < needed:
         problems.append(
-            f"{host}: {state['free_gb']:,.0f} GB are free for {folder}, expected {needed:,.0f} for the run "
-            f"{want['run']}, which keeps up to {count} checkpoints of {size:,.0f} GB: free some, set work_dir to "
-            "larger storage, or lower checkpoints.keep where it is above 2."
+            f"{host}: {state['free_gb']:,.0f} GB are free for {folder}, expected {needed:,.0f} for checkpoints of "
+            f"the run {want['run']} ({count} x {size:,.0f} GB): free some, set work_dir to larger storage, or lower "
+            "checkpoints.keep where it is above 2."
         )
     if rate and count and size / rate > want["minutes"] * 60:
         problems.append(
