@@ -143,7 +143,7 @@ CALLS = [
     (("preflight.yml", "--tags", "driver"), "--tags driver selects nothing in preflight.yml: choose from host, npu."),
     (
         ("site.yml", "--tags", "driver,moddels"),
-        "--tags moddels selects nothing in site.yml: choose from collect, driver,",
+        "--tags moddels selects nothing in site.yml: choose from all_reduce, collect, driver,",
     ),
     (("stage.yml", "--inventory", "{mistyped}"), "/none"),
     (("stage.yml", "--inventory", "{misnamed}"), "has no host in the group npu_hosts: list the cluster's hosts there,"),

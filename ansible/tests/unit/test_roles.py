@@ -20,6 +20,7 @@ from ansible_collections.sam_rl.ascend.plugins.filter import host
 from ansible_collections.sam_rl.ascend.plugins.modules import support_archive
 from role_files import ROLES, read, rendered, tasks
 
+IMAGE_LOCKS = sorted(ROLES.parents[1].glob("patches/*/image.lock"))
 BUILD = ROLES / "container_image/files/build.sh"
 TREES = {"vllm": "a" * 40, "verl": "b" * 40}
 PINS = {"name": "p", "module": {name: {"recorded": {"patched_tree": tree}} for name, tree in TREES.items()}}
@@ -601,12 +602,10 @@ def test_the_image_s_modules_are_imported(play, text, said, tmp_path):
     assert not said or f"localhost: the environment {said}" in output
 
 
-@pytest.mark.parametrize(
-    "file", sorted(ROLES.parents[1].glob("patches/*/pins.toml")), ids=lambda file: file.parent.name
-)
-def test_megatron_is_built_from_commits_of_any_branch(file, tmp_path):
+@pytest.mark.parametrize("lock", IMAGE_LOCKS, ids=lambda lock: lock.parent.name)
+def test_megatron_is_built_from_commits_of_any_branch(lock, tmp_path):
     """A branch can move, and a clone has others' branches as origin's alone; the address of origin is not kept."""
-    npu = tomllib.loads(file.read_text())["runtime"]["npu"]
+    npu = tomllib.loads(lock.with_name("pins.toml").read_text())["runtime"]["npu"]
     assert all(re.fullmatch("[0-9a-f]{40}", npu[name]) for name in ("megatron_lm", "mindspeed"))
     origin, copy = tmp_path / "origin", tmp_path / "copy"
     git = f"git -C {origin} -c user.name=test -c user.email=test@localhost"
