@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -20,9 +21,11 @@ from typing import Any
 
 import psutil
 
+from llm_rl import space
 from llm_rl.errors import UserError
 from llm_rl.pin_set import PinSet
 from llm_rl.recipe import Recipe
+from llm_rl.shape import read_shape
 
 JEMALLOC = tuple(
     f"{folder}/libjemalloc.so.2"
@@ -30,6 +33,10 @@ JEMALLOC = tuple(
 )
 AIV_WAIT, HCCL_WAIT = 1091, 1836
 """Seconds that HCCL waits in a collective, with HCCL_OP_EXPANSION_MODE=AIV and by default."""
+CONNECT_WAIT, CONNECT_MOST = 1200, 7200
+"""Seconds that HCCL waits for other ranks to connect: for the skew of a start, and the most that CANN allows."""
+WRITE_RATE = 0.9
+"""Most GB/s at which a checkpoint is counted on to be written: others use the storage, too."""
 RAY_WAIT = 120
 """Seconds to wait for the hosts of a Ray cluster that is coming up."""
 RAY_START = dict.fromkeys(("RAY_raylet_start_wait_time_s", "RAY_gcs_server_port_wait_time_s"), str(RAY_WAIT))
@@ -54,7 +61,7 @@ def variables(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, str]:
         env |= _ascend(recipe, pin_set)
     env |= {name: str(value) for name, value in recipe.env.items()}
     if on_ascend:
-        _check_ascend({**os.environ, **env}, pin_set, recipe.rollout.enforce_eager)
+        _check_ascend({**os.environ, **env}, recipe, pin_set)
     return env | {
         "VERL_FILE_LOGGER_PATH": str(run_dir / "steps.jsonl"),
         "SAM_STEP_LOG": str(run_dir),
@@ -62,10 +69,25 @@ def variables(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, str]:
     }
 
 
+def checkpoint_wait(recipe: Recipe) -> int:
+    """Seconds that ranks may wait for the slowest one to write its part of a checkpoint: twice as long as all of it
+    takes at the measured rate, or at WRITE_RATE if that is lower."""
+    needed = space.needs(recipe, read_shape(Path(recipe.model.path)))
+    if needed is None or not recipe.checkpoints.every:
+        return 0
+    return math.ceil(2 * needed.checkpoint / min(WRITE_RATE, recipe.checkpoints.write_rate or WRITE_RATE))
+
+
+def collective_timeout(recipe: Recipe, pin_set: PinSet) -> int:
+    """Seconds that a collective of an NPU may wait: for the pin set's trainer, and for a checkpoint."""
+    return max(pin_set.collective_timeout, checkpoint_wait(recipe))
+
+
 def _ascend(recipe: Recipe, pin_set: PinSet) -> dict[str, str]:
     env = {
-        "HCCL_CONNECT_TIMEOUT": "1200",  # start-up skew alone: hours here would only hide failures
-        "HCCL_EXEC_TIMEOUT": str(pin_set.collective_timeout),
+        # A group's first collective may come after a checkpoint; longer waits would only hide failures.
+        "HCCL_CONNECT_TIMEOUT": str(min(max(CONNECT_WAIT, checkpoint_wait(recipe)), CONNECT_MOST)),
+        "HCCL_EXEC_TIMEOUT": str(collective_timeout(recipe, pin_set)),
         "VLLM_ASCEND_ENABLE_NZ": "0",  # weights are updated in place, which the NZ layout does not allow
     }
     if ports := recipe.cluster.hccl_ports:
@@ -79,19 +101,19 @@ def _ascend(recipe: Recipe, pin_set: PinSet) -> dict[str, str]:
     return env
 
 
-def _check_ascend(env: Mapping[str, str], pin_set: PinSet, eager: bool) -> None:
+def _check_ascend(env: Mapping[str, str], recipe: Recipe, pin_set: PinSet) -> None:
     if "expandable_segments:True" in env.get("PYTORCH_NPU_ALLOC_CONF", ""):
         raise UserError(
             "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's sleep mode refuses: take it out"
         )
     if env.get("VLLM_ASCEND_ENABLE_NZ") != "0":
         raise UserError("VLLM_ASCEND_ENABLE_NZ must be 0: with the NZ layout vllm-ascend refuses updated weights")
-    if env.get("TASK_QUEUE_ENABLE") == "2" and not eager:
+    if env.get("TASK_QUEUE_ENABLE") == "2" and not recipe.rollout.enforce_eager:
         raise UserError(
             "TASK_QUEUE_ENABLE=2 and captured graphs exclude each other: set env.TASK_QUEUE_ENABLE=1 (the article's "
             "profile, which is eager, has 2), or rollout.enforce_eager=true"
         )
-    for name, low, high in (("HCCL_CONNECT_TIMEOUT", 120, 7200), ("HCCL_EXEC_TIMEOUT", 1, 2**31 - 1)):
+    for name, low, high in (("HCCL_CONNECT_TIMEOUT", 120, CONNECT_MOST), ("HCCL_EXEC_TIMEOUT", 1, 2**31 - 1)):
         if not env[name].isdecimal() or not low <= int(env[name]) <= high:
             endless = ": 0 would wait for ever" if env[name] == "0" else ""
             raise UserError(
@@ -102,10 +124,11 @@ def _check_ascend(env: Mapping[str, str], pin_set: PinSet, eager: bool) -> None:
             "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins, which are not supported: use hosts of "
             "one super pod and unset it"
         )
-    if env.get("HCCL_OP_EXPANSION_MODE") == "AIV" and pin_set.collective_timeout > HCCL_WAIT:
+    if env.get("HCCL_OP_EXPANSION_MODE") == "AIV" and (wait := collective_timeout(recipe, pin_set)) > HCCL_WAIT:
+        what = "a checkpoint" if wait > pin_set.collective_timeout else f"the slowest answer in {pin_set.name}"
         raise UserError(
-            f"HCCL_OP_EXPANSION_MODE=AIV ends each wait after {AIV_WAIT} s, and in a rollout of {pin_set.name} fast "
-            "engines wait longer for the slowest answer: unset it"
+            f"HCCL_OP_EXPANSION_MODE=AIV ends each wait after {AIV_WAIT} s, and ranks may wait {wait} s for {what}: "
+            "unset it"
         )
 
 

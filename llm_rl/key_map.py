@@ -20,7 +20,7 @@ from llm_rl.recipe import KEYS, MAPPINGS, Recipe, leaves
 
 LAUNCHER_KEYS = {
     *MAPPINGS,
-    *("name", "profile", "pin_set", "sam", "checkpoints.every", "trainer.step_timeout"),
+    *("name", "profile", "pin_set", "sam", "checkpoints.every", "checkpoints.write_rate", "trainer.step_timeout"),
     "trainer.hang_timeout",
     *("rollout.expected_length", "rollout.expected_round"),
     *("cluster.die_memory", "cluster.interface", "cluster.hccl_ports"),

@@ -82,8 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print the recipe, its number of hosts, numbers that its layout fits, and the keys that may change when "
-        "a run goes on, and stop",
+        help="print the recipe, its number of hosts, numbers that its layout fits, the size and number of its "
+        "checkpoints, and the keys that may change when a run goes on, and stop",
     )
     parser.add_argument(
         "--check",
@@ -104,6 +104,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.json:
             layout.check_sizes(recipe, None)
             facts = {"hosts": recipe.hosts, "fitting_nodes": layout.fitting_nodes(recipe), "may_change": MAY_CHANGE}
+            needed = space.needs(recipe, read_shape(Path(recipe.model.path)))
+            facts |= {"checkpoint_gb": needed and needed.checkpoint, "checkpoints": needed and needed.checkpoints}
             print(json.dumps({"recipe": recipe.model_dump(), **facts}))
             return 0
         run_dir = (args.run_dir or ROOT / "runs" / f"{recipe.title}-sam-{recipe.sam}").resolve()

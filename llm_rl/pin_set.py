@@ -34,8 +34,8 @@ class PinSet:
     """A pin set as recipes use it.
 
     name: of its folder; pins: pins.toml; verl: name and version of its verl; keys: its key map; environment: variables
-    of all processes; collective_timeout: seconds that a collective of an NPU may wait; speculation: the beginning of
-    the names of the engine's speculative_config; speculation_on: other settings that it needs.
+    of all processes; collective_timeout: seconds that a collective of an NPU waits in a step at most; speculation: the
+    beginning of the names of the engine's speculative_config; speculation_on: other settings that it needs.
     """
 
     def __init__(self, name: str) -> None:

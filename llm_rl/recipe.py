@@ -161,6 +161,9 @@ class Checkpoints(Section):
         ge=0, description="training steps between checkpoints; 0: none, so a broken run starts from step 1"
     )
     keep: int = Field(ge=2, description="newest checkpoints to keep, and as many from before the last start")
+    write_rate: Number | None = Field(
+        None, ge=0.001, description="GB/s that all hosts together write to the run's folder; null: not measured"
+    )
 
 
 class Cluster(Section):

@@ -14,6 +14,7 @@ from sam_core.options import Options
 
 from llm_rl import prometheus
 from llm_rl.entry_point import EntryPoint
+from llm_rl.environment import collective_timeout
 from llm_rl.errors import UserError
 from llm_rl.pin_set import PinSet
 from llm_rl.recipe import MAPPINGS, Recipe, leaves
@@ -67,7 +68,7 @@ def _common(recipe: Recipe, pin_set: PinSet) -> dict[str, Any]:
         "trainer.resume_mode": "auto" if recipe.checkpoints.every else "disable",
     }
     if recipe.cluster.device == "npu":  # named after NCCL, but the timeout of process groups of any backend
-        settings["actor_rollout_ref.nccl_timeout"] = pin_set.collective_timeout
+        settings["actor_rollout_ref.nccl_timeout"] = collective_timeout(recipe, pin_set)
     if train.backend == "megatron" and train.recompute:
         layers = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute_"
         settings |= {layers + "granularity": "full", layers + "method": "uniform", layers + "num_layers": 1}

@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+import os
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +29,8 @@ TRACKING = "utils/tracking.py"
 SEPARATE_ASYNC = "trainer/ppo/v1/trainer_separate_async.py"
 FULLY_ASYNC = "experimental/fully_async_policy/fully_async_trainer.py"
 ONE_STEP_OFF = "experimental/one_step_off_policy/ray_trainer.py"
+DISTRIBUTED = "utils/distributed.py"
+MEGATRON = "workers/engine/megatron/transformer_impl.py"
 
 HOOKS = (
     Hook(TRAINER, "PPOTrainer", "_init_dataloader", "self", ("self.train_dataloader = ",), "keep prompts"),
@@ -82,6 +86,22 @@ HOOKS = (
         "self",
         ("self._create_dataloader(train_dataset, val_dataset, collate_fn, train_sampler)",),
         "write validations",
+    ),
+    Hook(
+        DISTRIBUTED,
+        "",
+        "initialize_global_process_group_ray",
+        "timeout_second backend",
+        ("timedelta(seconds=timeout_second) if timeout_second is not None else None",),
+        "wait for checkpoints",
+    ),
+    Hook(
+        MEGATRON,
+        "MegatronEngine",
+        "_init_device_mesh",
+        "self",
+        ("mpu.initialize_model_parallel",),
+        "wait for checkpoints",
     ),
 )
 
@@ -279,6 +299,36 @@ def one_step_off(module: ModuleType) -> None:
     rebind(module.OneStepOffRayTrainer, "_create_dataloader", with_thread)
 
 
+def distributed(module: ModuleType) -> None:
+    """Of verl.utils.distributed, whose groups have PyTorch's timeout, half an hour: less than a checkpoint may take."""
+    if seconds := collective_timeout():
+        module.torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
+
+
+def megatron(module: ModuleType) -> None:
+    """Of verl.workers.engine.megatron.transformer_impl: the groups that Megatron makes have a timeout of their own."""
+
+    def with_timeout(initialize: Callable[[Any], None]) -> Callable[[Any], None]:
+        def _init_device_mesh(self: Any) -> None:
+            seconds, original = collective_timeout(), module.mpu.initialize_model_parallel
+            minutes = {"distributed_timeout_minutes": -(-seconds // 60)} if seconds else {}
+            module.mpu.initialize_model_parallel = functools.partial(original, **minutes)
+            try:
+                initialize(self)
+            finally:
+                module.mpu.initialize_model_parallel = original
+
+        return _init_device_mesh
+
+    rebind(module.MegatronEngine, "_init_device_mesh", with_timeout)
+
+
+def collective_timeout() -> int | None:
+    """Seconds that HCCL waits in a collective; None off an NPU."""
+    seconds = os.environ.get("HCCL_EXEC_TIMEOUT")
+    return int(seconds) if seconds else None
+
+
 MODULES: dict[str, Callable[[ModuleType], None]] = {
     TRAINER: trainer,
     REPLAY_BUFFER: replay_buffer,
@@ -286,6 +336,8 @@ MODULES: dict[str, Callable[[ModuleType], None]] = {
     SEPARATE_ASYNC: separate_async,
     FULLY_ASYNC: fully_async,
     ONE_STEP_OFF: one_step_off,
+    DISTRIBUTED: distributed,
+    MEGATRON: megatron,
 }
 """By file of verl: what rebinds its functions."""
 

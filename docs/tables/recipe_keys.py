@@ -88,6 +88,7 @@ CHINESE = {
     "trainer.hang_timeout": "多少秒内既没有引擎步、检查点也不增长即结束运行；若之前各步中不生成的时间的三倍更长，以后者为准；从第二步起",
     "checkpoints.every": "训练步数；0：不保存，中断后从头开始",
     "checkpoints.keep": "保留的最新检查点数；最近一次启动之前的也保留这么多",
+    "checkpoints.write_rate": "所有主机一起写入运行文件夹的速度，GB/s；null：未测量",
     "cluster.device": "verl 用什么设备训练",
     "cluster.nodes": "主机数",
     "cluster.dies_per_node": "每台主机参与训练的设备数",

@@ -31,3 +31,12 @@ def test_it_fits_the_packages_of_the_day_when_upstream_s_image_was_built(lock):
     check = [sys.executable, ROOT / "ci/lock-image", lock.parent.name, "--check"]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.parent.name)
+def test_tests_run_with_the_transformers_of_the_image(lock):
+    """vllm-ascend pins its release, and models' classes and tokenizers differ between releases."""
+    base = [sys.executable, ROOT / "ci/lock-image", lock.parent.name, "--base"]
+    held = subprocess.run(base, capture_output=True, text=True, check=True).stdout.split()
+    version = tomllib.loads((lock.parent / "pins.toml").read_text())["runtime"]["cpu"]["transformers"]
+    assert [pin for pin in held if pin.startswith("transformers==")] == [f"transformers=={version}"]

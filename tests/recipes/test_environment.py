@@ -2,6 +2,10 @@
 """The environment of a run on Ascend, and the Ray that it joins or starts."""
 
 import importlib.util
+import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +44,25 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
     assert "HCCL_EXEC_TIMEOUT" not in variables(tmp_path, "cluster.device=cuda")
 
 
+@pytest.mark.parametrize(
+    ("model", "overrides", "connect", "waits"),
+    [
+        ("32b_32die", "", 1200, 1836),
+        ("32b_32die", "checkpoints.write_rate=0.4", 2294, 2294),
+        ("32b_32die", "checkpoints.write_rate=0.4 checkpoints.every=0", 1200, 1836),
+        ("235b_a22b_128die", "", 7200, 7315),
+        ("235b_a22b_128die", "checkpoints.write_rate=20", 7200, 7315),
+        ("235b_a22b_128die", "checkpoints.write_rate=0.25", 7200, 26331),
+        ("235b_a22b_128die", "pin_set=vllm-0.11", 7200, 10800),
+    ],
+)
+def test_ranks_wait_for_the_slowest_writer_of_a_checkpoint(model, overrides, connect, waits, tmp_path):
+    """Twice 3291 or 459 GB over the rate; more than 0.9 GB/s does not count, and CANN connects for 7200 s at most."""
+    recipe = config.load(QWEN3 / f"dapo_qwen3_{model}.yaml", overrides.split())
+    env = environment.variables(recipe, PinSet(recipe.pin_set), tmp_path)
+    assert (int(env["HCCL_CONNECT_TIMEOUT"]), int(env["HCCL_EXEC_TIMEOUT"])) == (connect, waits)
+
+
 def test_a_ray_that_the_run_starts_may_take_longer_than_30_s(monkeypatch, tmp_path):
     """By variables that the pinned Ray reads, unless they are set."""
     names = ("RAY_raylet_start_wait_time_s", "RAY_gcs_server_port_wait_time_s")
@@ -69,12 +92,30 @@ def test_a_task_queue_of_level_2_is_the_articles(tmp_path):
         ("env.HCCL_INTER_HCCS_DISABLE='true'", "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins"),
         ("rollout.enforce_eager=false", "TASK_QUEUE_ENABLE=2 and captured graphs exclude each other"),
         ("cluster.hccl_ports=64021-64083", "64083, a host has 32 processes .*: give it at least 64 ports"),
-        ("env.HCCL_OP_EXPANSION_MODE=AIV pin_set=vllm-0.11", "AIV ends each wait after 1091 s"),
+        ("env.HCCL_OP_EXPANSION_MODE=AIV pin_set=vllm-0.11", "after 1091 s, .* wait 10800 s for the slowest answer in"),
+        (
+            "env.HCCL_OP_EXPANSION_MODE=AIV checkpoints.write_rate=0.4",
+            "after 1091 s, .* wait 2294 s for a checkpoint: ",
+        ),
     ],
 )
 def test_what_cannot_work_on_ascend_is_refused(overrides, sentence, tmp_path):
     with pytest.raises(UserError, match=sentence):
         variables(tmp_path, *overrides.split())
+
+
+def test_all_reduce_is_measured_as_torchrun_starts_it_on_each_host():
+    """Two hosts of one process each, over gloo."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    torchrun += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    words = ["-m", "llm_rl.all_reduce", "--mib=1", "--repeats=2"]
+    hosts = [subprocess.Popen([*torchrun, f"--node-rank={n}", *words], stdout=subprocess.PIPE) for n in (0, 1)]
+    said, silent = (host.communicate(timeout=120)[0] for host in hosts)
+    assert [host.returncode for host in hosts] == [0, 0] and silent == b""
+    measured = json.loads(said)
+    assert measured["ranks"] == 2 and measured["gb_s"] > 0
 
 
 def test_ray_is_joined_only_where_it_has_enough_devices(monkeypatch):

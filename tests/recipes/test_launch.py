@@ -215,6 +215,10 @@ def test_playbooks_get_the_recipe_as_json(capsys):
     assert launch.main([str(TINY), "seed=2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert config.validate(told["recipe"], "--json") == load("seed=2") and "steps" in told["may_change"]
+    large = ["profile=article", "model.path=/nowhere/Qwen3-235B-A22B"]
+    assert launch.main([str(TINY.parent / "dapo_qwen3_235b_a22b_128die.yaml"), *large, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (round(told["checkpoint_gb"]), told["checkpoints"]) == (3291, 4)
 
 
 def test_only_the_patched_trees_that_a_recipe_needs_run(monkeypatch, tmp_path, capsys):

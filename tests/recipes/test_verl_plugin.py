@@ -5,9 +5,11 @@ The order of prompts is in test_repeatable.py and test_resume.py.
 """
 
 import asyncio
+import functools
 import importlib.metadata
 import logging
 import shutil
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +66,33 @@ def test_fully_async_logs_the_metrics_of_a_step_with_it():
         asyncio.run(trainer.fit_step(number))
     trainer._fit_log_aggregated_training_metrics(3)
     assert done == ["logged 0", "added 1", "logged 1", "added 2", "logged 2", "logged 3"]
+
+
+@pytest.mark.parametrize(("seconds", "waits", "minutes"), [("7314", 7314, [122]), (None, 1800, [])])
+def test_groups_wait_as_long_as_collectives(seconds, waits, minutes, monkeypatch):
+    """verl's own, and those that Megatron makes; PyTorch's half an hour where there is no HCCL."""
+    import torch
+    import torch.distributed as dist
+    from verl.utils import distributed
+
+    settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in {**settings, "HCCL_EXEC_TIMEOUT": seconds}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist.distributed_c10d, "default_pg_timeout", timedelta(minutes=30))
+    verl_plugin.distributed(distributed)
+    distributed.initialize_global_process_group_ray(timeout_second=None, backend="cpu:gloo")
+    try:
+        for group in (dist.group.WORLD, dist.new_group(backend="gloo")):
+            assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == waits
+    finally:
+        dist.destroy_process_group()
+    given = []
+    mpu = SimpleNamespace(initialize_model_parallel=lambda **words: given.append(words))
+    Engine = type("Engine", (), {"_init_device_mesh": lambda self: mpu.initialize_model_parallel(use_sharp=False)})
+    verl_plugin.megatron(SimpleNamespace(MegatronEngine=Engine, mpu=mpu))
+    Engine()._init_device_mesh()
+    assert given == [{"use_sharp": False, **dict.fromkeys(["distributed_timeout_minutes"][: len(minutes)], *minutes)}]
+    assert not isinstance(mpu.initialize_model_parallel, functools.partial)
 
 
 def test_one_step_off_has_a_thread_that_writes_validations():

@@ -24,6 +24,7 @@ import npu
 HERE = Path(__file__).resolve().parent
 NETWORK = "10.231.0"
 CONTROLLER = f"{NETWORK}.1"
+SLOW = 20_000_000  # bytes a second that all hosts together write to /srv/slow, which is /srv/sam-rl
 DEVICES = [*(f"davinci{die}" for die in range(16)), "davinci_manager", "devmm_svm", "hisi_hdc"]
 REBOOT = 133  # exit status of systemd-nspawn --keep-unit when the host wants to start again
 # Where a running system or a login leaves files of its own; ours are never there.
@@ -110,18 +111,18 @@ class Host:
         for path, text in files.items():
             self.write(path, text)
         (self.root / "root/.ssh").chmod(0o700)
-        for program in ("npu-smi", "hccn_tool", "msnpureport", "npu-exporter", "chronyc"):
+        for program in ("npu-smi", "hccn_tool", "msnpureport", "npu-exporter", "chronyc", "all-reduce"):
             shutil.copy(HERE / "fakes" / program, self.root / "usr/local/bin")
         self.set_npu(npu.healthy(self.number))
-        exported, shared, mounted = (
-            self.folder.parent / name for name in ("exported", "shared", self.root / "srv/sam-rl")
-        )
-        for folder in (exported, shared, mounted):
-            folder.mkdir(exist_ok=True)
-        if not shared.is_mount():
-            squash = ["--force-user=nobody", "--force-group=nogroup", "--chown-deny", "--chgrp-deny"]
-            call("bindfs", *squash, exported, shared)
-        call("mount", "--bind", shared, mounted)
+        exported = self.folder.parent / "exported"
+        for name, words in (("sam-rl", []), ("slow", [f"--write-rate={SLOW}"])):
+            shared, mounted = self.folder.parent / name, self.root / "srv" / name
+            for folder in (exported, shared, mounted):
+                folder.mkdir(exist_ok=True)
+            if not shared.is_mount():
+                squash = ["--force-user=nobody", "--force-group=nogroup", "--chown-deny", "--chgrp-deny"]
+                call("bindfs", *squash, *words, exported, shared)
+            call("mount", "--bind", shared, mounted)
         wants = self.root / "etc/systemd/system/multi-user.target.wants"
         for unit in ("systemd-networkd", "ssh"):
             link = wants / f"{unit}.service"

@@ -97,6 +97,11 @@ def firewall(hosts: list[Host]) -> Iterator[None]:
         hosts[0].run("ip", "rule", "delete", *rule)
 
 
+def large(model: str) -> dict[str, list[str]]:
+    """Settings of a recipe that writes a checkpoint of a real model."""
+    return {"recipe_launch_overrides": [f"model.path=/models/{model}", "checkpoints.every=1", "steps=1"]}
+
+
 FAULTS = [
     Fault(
         "dead die", r"bed2: die 5 \(NPU 2 chip 1\) has health 'Critical', expected OK: .+", npu(1, 5, health="Critical")
@@ -114,6 +119,16 @@ FAULTS = [
         "storage is not shared",
         r"bed2: /srv/apart/runs is not the folder that bed1 has, expected storage that all hosts share, .+",
         settings={"work_dir": "/srv/apart"},
+    ),
+    Fault(
+        "slow store",
+        r"3 hosts write 0.0\d+ GB/s together to /srv/slow/runs: a checkpoint of 7 GB takes .+, expected at most 1 .+",
+        settings={"work_dir": "/srv/slow", "npu_preflight_checkpoint_minutes": 1} | large("Qwen3-0.6B"),
+    ),
+    Fault(
+        "no space for checkpoints",
+        r"bed1: \S+ GB are free for /srv/sam-rl/runs, expected 2,821 for checkpoints of the run bed \(1 x .+",
+        settings=large("Qwen3-235B-A22B"),
     ),
     Fault("clock skew", r"bed2: its clock is off by \+4.250 s, expected at most 1.0 s: .+", wrong_clock),
     Fault(

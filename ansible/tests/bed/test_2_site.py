@@ -205,6 +205,19 @@ def test_an_image_that_differs_stops_ray(bed: Bed, site: Site, converged: Result
     assert result.changed == []
 
 
+def test_a_low_bandwidth_stops_the_start_of_ray(bed: Bed, site: Site, converged: Result) -> None:
+    """Measured where Ray does not run: a container has the dies for itself."""
+    assert "The all-reduce over 48 dies reaches 90.0 GB/s" in converged.messages
+    site.play("cluster", npu_preflight_all_reduce_gb_s=100).must_pass()
+    for host in bed.hosts:
+        host.run("systemctl", "stop", "sam-rl-ray")
+    result = site.play("cluster", npu_preflight_all_reduce_gb_s=100).must_fail()
+    note("low bandwidth", "cluster", result)
+    assert re.match("the all-reduce over 48 dies reaches 90.0 GB/s, expected at least 100 ", result.sentence)
+    assert not any("sam-rl-ray.service" in host.units() for host in bed.hosts)
+    site.play("cluster").must_pass()
+
+
 def test_a_recipe_that_does_not_fit_the_hosts_stops_provisioning(bed: Bed, site: Site, converged: Result) -> None:
     result = site.play("provision", "--tags", "preflight", recipe_launch_overrides=["env.fits=0"]).must_fail()
     note("recipe does not fit the host", "provision", result)

@@ -9,6 +9,7 @@ of the day of its release but for PyTorch, come by a mount, so that the base sta
 from __future__ import annotations
 
 import base64
+import copy
 import functools
 import hashlib
 import http.server
@@ -122,9 +123,12 @@ def index(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def megatron(folder: Path, index: str) -> dict[str, str]:
-    """Addresses of two repositories, each with an empty package, as a site has Megatron-LM's and MindSpeed's inside."""
-    addresses = {}
+def megatron(folder: Path, index: str) -> dict[str, object]:
+    """Settings for two repositories, each with an empty package, as a site has Megatron-LM's and MindSpeed's inside.
+
+    The commits are on a branch alone, as those of vllm-0.23.
+    """
+    addresses, pins = {}, copy.deepcopy(PINS)
     for name, package in (("megatron_lm", "megatron"), ("mindspeed", "mindspeed")):
         tree, bare = folder / name, folder / "index" / f"{name}.git"
         (tree / package).mkdir(parents=True)
@@ -132,12 +136,15 @@ def megatron(folder: Path, index: str) -> dict[str, str]:
         project = f'[project]\nname = "{package}"\nversion = "0"\n[tool.setuptools]\npackages = ["{package}"]\n'
         (tree / "pyproject.toml").write_text(project)
         git = ["git", "-C", tree, "-c", "user.name=test", "-c", "user.email=test@localhost"]
-        for words in (["init"], ["add", "."], ["commit", "-m", name], ["tag", PINS["runtime"]["npu"][name]]):
+        begin = (["init", "-b", "main"], ["commit", "--allow-empty", "-m", "main"], ["checkout", "-b", "core_r0.16.0"])
+        for words in (*begin, ["add", "."], ["commit", "-m", name]):
             run(*git, *words)
+        pins["runtime"]["npu"][name] = run(*git, "rev-parse", "HEAD").strip()
+        run(*git, "checkout", "main")
         run("git", "clone", "--bare", tree, bare)
         run("git", "-C", bare, "update-server-info")  # for a server that only sends files
         addresses[f"container_image_{name}"] = f"{index}{name}.git"
-    return addresses
+    return {**addresses, "pins": pins}
 
 
 @pytest.fixture(scope="session")
@@ -190,7 +197,7 @@ def base(folder: Path, index: str, environment: dict[str, str]) -> Iterator[str]
 
 
 @pytest.fixture(scope="session")
-def settings(folder: Path, base: str, index: str, megatron: dict[str, str]) -> dict[str, object]:
+def settings(folder: Path, base: str, index: str, megatron: dict[str, object]) -> dict[str, object]:
     found = {"pin_set": PIN_SET, "recipe": "dapo_qwen3_32b_32die", "container_engine": "podman", **megatron}
     found |= {
         "container_image_base": base,

@@ -89,7 +89,7 @@ def test_inventories_of_the_repository(sample):
         ({"first": {"cluster_address": "10.0.1.1"}}, "h1: cluster_address 10.0.1.1 is not in cluster_network 10.0.0.0"),
         ({"first": {"cluster_address": "npu1"}}, "h1: cluster_address or cluster_network is no IPv4 address"),
         ({"first": {"cluster_address": "fd00::1"}}, "h1: cluster_address or cluster_network is no IPv4 address"),
-        ({"pin_set": "vllm-1"}, "pin_set is 'vllm-1', which is no folder of patches/"),
+        ({"pin_set": "vllm-1"}, "pin_set is 'vllm-1', which is no pin set with an image for Ascend: choose"),
         ({"recipe": "x"}, "recipe is 'x', but llm_rl/qwen3/ has no run_x.sh"),
         ({"ascend_driver_version": "25.5.1"}, "ascend_driver_version is 25.5.1, expected 26.0.rc1 or newer for pin_se"),
         (
@@ -143,7 +143,7 @@ CALLS = [
     (("preflight.yml", "--tags", "driver"), "--tags driver selects nothing in preflight.yml: choose from host, npu."),
     (
         ("site.yml", "--tags", "driver,moddels"),
-        "--tags moddels selects nothing in site.yml: choose from collect, driver,",
+        "--tags moddels selects nothing in site.yml: choose from all_reduce, collect, driver,",
     ),
     (("stage.yml", "--inventory", "{mistyped}"), "/none"),
     (("stage.yml", "--inventory", "{misnamed}"), "has no host in the group npu_hosts: list the cluster's hosts there,"),

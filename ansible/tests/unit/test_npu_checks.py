@@ -3,6 +3,7 @@
 
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import npu_outputs
@@ -268,3 +269,36 @@ def test_what_provisioning_mends_is_no_error_before_it():
     bare = command("chronyc -c tracking", rc=127)
     assert problems(clock=bare, want={**WANT, "provisioned": False}) == []
     assert problems(listening={"6379": ["10.0.0.1"]}, want={**WANT, "unit_active": True}) == []
+
+
+@pytest.mark.parametrize(
+    ("ray", "answer", "sentence"),
+    [
+        ("inactive", """echo '{"ranks": 32, "gb_s": 90.5}'""", "The all-reduce over 32 dies reaches 90.5 GB/s"),
+        ("failed", """echo '{"ranks": 32, "gb_s": 79.9}'""", "over 32 dies reaches 79.9 GB/s, expected at least 80.0"),
+        (
+            "inactive",
+            "echo RuntimeError: EI0006 >&2; exit 1",
+            "h1: the all-reduce over 32 dies failed (RuntimeError: EI0006)",
+        ),
+        ("active", "exit 1", ""),
+    ],
+)
+def test_all_reduce_gate(play, ray, answer, sentence, tmp_path):
+    """Each host starts its part; the first one says how fast it was. Ray's container has the dies."""
+    for name, text in (("systemctl", f"echo {ray}"), ("in-env", f'echo "$@" >>{tmp_path}/words\n{answer}')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    hosts = {f"h{n}": {"cluster_address": f"10.0.0.{n}", "ansible_python_interpreter": sys.executable} for n in (1, 2)}
+    (tmp_path / "hosts.json").write_text(json.dumps({"npu_hosts": {"hosts": hosts}}))
+    values = {"dies_per_host": 16, "npu_preflight_in_env": f"{tmp_path}/in-env", "npu_preflight_all_reduce_gb_s": 80.0}
+    values["recipe_settings"] = {"recipe": {"cluster": {"hccl_ports": "64021-64148"}}}
+    check = {"tasks": [{"include_role": {"name": "npu_preflight", "tasks_from": "all_reduce"}}]}
+    status, said = play([check], f"--inventory={tmp_path / 'hosts.json'}", path=str(tmp_path), **values)
+    assert status == (0 if "The all" in sentence or not sentence else 2) and sentence in said, said
+    words = (tmp_path / "words").read_text().splitlines() if sentence else []
+    assert sorted(line.partition("--node-rank=")[2][:1] for line in words) == ["0", "1"][: len(words)]
+    expected = "npu env HCCL_CONNECT_TIMEOUT=300 HCCL_HOST_SOCKET_PORT_RANGE=64021-64148 "
+    expected += "HCCL_NPU_SOCKET_PORT_RANGE=64021-64148 timeout "
+    assert all(line.startswith(expected) and "--master-addr=10.0.0.1 --master-port=20009 " in line for line in words)
+    assert all("--nnodes=2 " in line and "--nproc-per-node=16 " in line for line in words)

@@ -5,10 +5,12 @@ import base64
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 from pathlib import Path
 
 import jinja2
@@ -19,6 +21,8 @@ from ansible_collections.sam_rl.ascend.plugins.filter import host
 from ansible_collections.sam_rl.ascend.plugins.modules import support_archive
 from role_files import ROLES, read, rendered, tasks
 
+IMAGE_LOCKS = sorted(ROLES.parents[1].glob("patches/*/image.lock"))
+BUILD = ROLES / "container_image/files/build.sh"
 TREES = {"vllm": "a" * 40, "verl": "b" * 40}
 PINS = {"name": "p", "module": {name: {"recorded": {"patched_tree": tree}} for name, tree in TREES.items()}}
 
@@ -33,6 +37,7 @@ def named(settings, *variables):
 RUN = {"recipe": "r", "cluster_address": "1", "ray_port": 2, "install_root": "/o", "recipe_launch_run": "a"}
 RUN |= {
     "container_engine": "docker",
+    "recipe_launch_write_rate": None,
     "recipe_launch_script": "run.sh",
     "recipe_launch_overrides": [],
     "recipe_launch_dir": "/d/runs/a",
@@ -48,6 +53,8 @@ def test_the_run_s_unit_passes_words_as_they_are():
     assert said == r'''"data.train_files=$${oc.env:HOME}/own.parquet" "a=\"50%% \\ b\"" "c=d\ne"'''
     assert '\nExecStopPost=/o/bin/note-exit "/d/runs/a/exit.json"\n' in unit
     assert "\nExecStop=-docker stop --time 90 sam-rl-train\n" in unit, "the client's end leaves the container"
+    measured = rendered("recipe_launch/templates/train.service.j2", **{**RUN, "recipe_launch_write_rate": 1.25})
+    assert ' --run-dir "/d/runs/a" checkpoints.write_rate=1.25\n' in measured
 
 
 @pytest.mark.parametrize("store, words", [(0, []), (5_000_000_000, ["--object-store", "5000000000"])])
@@ -642,6 +649,7 @@ def build_words(**settings):
     values = read("container_image/vars/main.yml") | read("container_image/defaults/main.yml")
     values |= {"container_engine": "docker", "install_root": "/o", "pin_set": "p", "container_image_name": "i"}
     values |= {"container_image_base": "b", "container_image_backend": "megatron", **settings}
+    values["pins"] = {"runtime": {"npu": {"megatron_lm": "1" * 40, "mindspeed": "2" * 40}}}
     return rendered(task["ansible.builtin.command"]["argv"], **values), rendered(task["environment"], **values)
 
 
@@ -657,6 +665,50 @@ def test_no_password_is_an_argument_of_the_build():
         assert "--secret=id=sources,src=/o/build-sources" in words
         file = rendered("container_image/templates/Containerfile.j2", container_image_secret=True)
         assert "ARG PIP" not in file and "--mount=type=secret,id=sources" in file
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("print('a warning of a library')", None),
+        ("import not_there.at_all", "cannot import engine_of_verl (ModuleNotFoundError: No module named 'not_there')"),
+        ("import os; os.abort()", "cannot import json, engine_of_verl ("),
+    ],
+)
+def test_the_image_s_modules_are_imported(play, text, said, tmp_path):
+    """A module that is there and cannot be imported is named, with the reason."""
+    (tmp_path / "engine_of_verl.py").write_text(text)
+    (tmp_path / "in-env").write_text(f'#!/bin/sh\ncd {tmp_path}; shift 2; exec {sys.executable} "$@"\n')
+    (tmp_path / "in-env").chmod(0o755)
+    settings = {"recipe": "r", "pins": {"runtime": {"npu": {"imports": {"megatron": ["json", "engine_of_verl"]}}}}}
+    settings |= {"container_image_in_env": str(tmp_path / "in-env"), "container_image_backend": "megatron"}
+    check = {"tasks": [{"include_role": {"name": "container_image", "tasks_from": "imports"}}]}
+    status, output = play([check], **settings)
+    assert status == (2 if said else 0), output
+    assert not said or f"localhost: the environment {said}" in output
+
+
+@pytest.mark.parametrize("lock", IMAGE_LOCKS, ids=lambda lock: lock.parent.name)
+def test_megatron_is_built_from_commits_of_any_branch(lock, tmp_path):
+    """A branch can move, and a clone has others' branches as origin's alone; the address of origin is not kept."""
+    npu = tomllib.loads(lock.with_name("pins.toml").read_text())["runtime"]["npu"]
+    assert all(re.fullmatch("[0-9a-f]{40}", npu[name]) for name in ("megatron_lm", "mindspeed"))
+    origin, copy = tmp_path / "origin", tmp_path / "copy"
+    git = f"git -C {origin} -c user.name=test -c user.email=test@localhost"
+    script = f"git init -q -b main {origin}; {git} commit -q --allow-empty -m main; {git} checkout -q -b core_r0.16.0; "
+    script += f"{git} commit -q --allow-empty -m branch; {git} rev-parse HEAD; {git} checkout -q main"
+    commit = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=True).stdout.strip()
+
+    def clone(commit):
+        (functions,) = re.findall(r"^fail\(\).*?^clone\(\).*?^\}$", BUILD.read_text(), re.MULTILINE | re.DOTALL)
+        script = f"set -euo pipefail\n{functions}\nclone {origin} {commit} {copy}; git -C {copy} log --format=%s; "
+        script += f"git -C {copy} remote"
+        return subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+
+    missing = "3" * 40
+    assert f"error: the repository of {copy} has no commit {missing}: update" in clone(missing).stderr
+    shutil.rmtree(copy)
+    assert clone(commit).stdout.split() == ["branch", "main"]
 
 
 def test_a_host_s_interface_is_not_given_to_the_others():

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import yaml
+from ansible_collections.sam_rl.ascend.plugins.filter import preflight
 from conftest import ANSIBLE
 from role_files import read, rendered
 
@@ -80,6 +81,67 @@ def test_a_host_without_the_shared_folder_is_found_alone(play, apart, limit, sen
     assert status == (2 if sentence else 0), said
     assert not sentence or sentence.format(work) in said
     assert not [*work.glob("**/.sam-rl-shared-*"), *own.glob("**/.sam-rl-shared-*")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, r"2 hosts write (\S+) GB/s together to {}/runs: a checkpoint of 1 GB takes \S+ minutes"),
+        ({"npu_preflight_checkpoint_minutes": 0.0001}, r"takes \S+ minutes, expected at most 0.0001 \(npu_preflight_"),
+        ({"state": "active"}, "PLAY RECAP"),
+    ],
+)
+def test_storage_is_measured_by_all_hosts_together(play, settings, sentence, tmp_path):
+    """Both hosts are this machine. Nothing is left, and an active run is not disturbed."""
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho {settings.pop('state', 'inactive')}\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    hosts = {host: {"ansible_python_interpreter": sys.executable} for host in ("h1", "h2")}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": hosts}}))
+    work = tmp_path / "work"
+    (work / "runs").mkdir(parents=True)
+    values = {"work_dir": str(work), "recipe": "r", "recipe_settings": {"checkpoint_gb": 1, "checkpoints": 4}}
+    values |= {"npu_preflight_write_seconds": 0.1, "npu_preflight_write_gb": 0.1, **settings}
+    check = {"tasks": [{"include_role": {"name": "npu_preflight", "tasks_from": "storage"}}]}
+    status, said = play([check], f"--inventory={tmp_path / 'hosts.yml'}", path=str(tmp_path), **values)
+    assert status == (2 if "expected" in sentence else 0), said
+    assert re.search(sentence.format(re.escape(str(work))), said) and ("GB/s" in said) == (sentence != "PLAY RECAP")
+    assert [path.name for path in work.rglob("*") if path.is_file()] == []
+
+
+STATE = {"written_gb": 5.0, "seconds": 10.0, "free_gb": 13000.0, "counted_gb": 100.0, "error": ""}
+WANT = {"run": "r", "folder": "/d/runs", "hosts": 2, "checkpoint_gb": 3291.0, "checkpoints": 4, "minutes": 60}
+
+
+@pytest.mark.parametrize(
+    ("state", "want", "problems"),
+    [
+        ({}, {"checkpoints": 3}, []),
+        (
+            {},
+            {},
+            ["h1: 13,000 GB are free for /d/runs, expected 13,064 for checkpoints of the run r \\(4 x 3,291"],
+        ),
+        (
+            {},
+            {"checkpoints": 3, "minutes": 54.8},
+            ["2 hosts write 1 GB/s .* 3,291 GB takes 54.9 minutes"],
+        ),
+        ({"free_gb": 0.0}, {"checkpoint_gb": None, "checkpoints": None}, []),
+        (
+            {"error": "Read-only file system"},
+            {},
+            [r"nothing can be written to /d/runs by h1 \(Read-only file system\)"],
+        ),
+    ],
+)
+def test_storage_of_235b(state, want, problems):
+    hostvars = {
+        host: {"npu_preflight_storage": {**STATE, "seconds": seconds}} for host, seconds in (("h1", 9), ("h2", 10))
+    }
+    rate = preflight.write_rate(["h1", "h2"], hostvars)
+    assert rate == 1 and preflight.write_rate(["h1", "h3"], {**hostvars, "h3": {}}) is None
+    found = preflight.storage_problems({"h1": {**STATE, **state}}, rate, {**WANT, **want})
+    assert len(found) == len(problems) and all(map(re.match, problems, found)), found
 
 
 @pytest.mark.parametrize(("role", "then"), [("ray_cluster", "Write the units"), ("recipe_launch", "Prepare the run")])

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Inside the image: add to vllm-ascend's image what training needs, patch its source trees in place, install verl, sam_core
-# and llm_rl. Needs PIN_SET. Uses PIP_INDEX_URL if it is set. With MEGATRON, "URL URL" of Megatron-LM and MindSpeed, also
-# those two at the pinned versions. The last lines must say `patched` three times.
+# and llm_rl. Needs PIN_SET. Uses PIP_INDEX_URL if it is set. With MEGATRON, "URL COMMIT URL COMMIT" of Megatron-LM and
+# MindSpeed, also those two. The last lines must say `patched` three times.
 set -euo pipefail
 
 src=/opt/sam-rl-src
@@ -21,6 +21,11 @@ set -eu
 pin() { "$src/patches/patchset" pin "$PIN_SET" "$1"; }
 fail() { echo "error: $1" >&2; exit 1; }
 pip() { python3 -m pip --no-cache-dir --disable-pip-version-check "$@"; }
+clone() { # URL COMMIT FOLDER
+    git clone --quiet --no-checkout "$1" "$3"
+    git -C "$3" checkout --quiet --detach "$2" || fail "the repository of $3 has no commit $2: update its mirror"
+    git -C "$3" remote remove origin # its address may have a password
+}
 
 for tree in vllm vllm-ascend; do
     [[ -d $workspace/$tree ]] || fail "the base image has no $workspace/$tree: build on $(pin runtime.npu.image)"
@@ -47,13 +52,9 @@ pip install --no-deps --no-build-isolation "$src/sam_core" "$src"
 must_fit verl
 
 if [[ -n ${MEGATRON:-} ]]; then
-    declare -A urls=([megatron_lm]=${MEGATRON% *} [mindspeed]=${MEGATRON#* })
-    for name in megatron_lm mindspeed; do
-        git clone --quiet "${urls[$name]}" "/opt/$name"
-        git -C "/opt/$name" remote remove origin # its address may have a password
-        git -C "/opt/$name" checkout --quiet "$(pin "runtime.npu.$name")"
-        pip install --no-deps --no-build-isolation --editable "/opt/$name"
-        echo "$name $(git -C "/opt/$name" rev-parse HEAD)"
-    done
+    read -r megatron_lm megatron_commit mindspeed mindspeed_commit <<<"$MEGATRON"
+    clone "$megatron_lm" "$megatron_commit" /opt/megatron_lm
+    clone "$mindspeed" "$mindspeed_commit" /opt/mindspeed
+    pip install --no-deps --no-build-isolation --editable /opt/megatron_lm --editable /opt/mindspeed
 fi
 "$src/patches/patchset" status "$PIN_SET" --env "$(python3 -c 'import sys; print(sys.prefix)')"

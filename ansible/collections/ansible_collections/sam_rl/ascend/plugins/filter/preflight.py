@@ -219,6 +219,46 @@ def mtu_problems(facts: Mapping[str, Mapping], interfaces: Mapping[str, str]) ->
     ]
 
 
+def write_rate(hosts: list[str], hostvars: Mapping) -> float | None:
+    """GB/s that all hosts write together, by what storage_info has measured on each; None if one has not measured."""
+    results = [hostvars[host].get("npu_preflight_storage", {}) for host in hosts]
+    if not all(result.get("written_gb") for result in results):
+        return None
+    return round(sum(r["written_gb"] for r in results) / max(r["seconds"] for r in results), 3)
+
+
+def checkpoint_time(rate: float, want: Mapping) -> str:
+    """A sentence on the storage of runs. rate: of write_rate; want: as of storage_problems."""
+    measured = f"{want['hosts']} hosts write {rate:.3g} GB/s together to {want['folder']}"
+    if not (size := want["checkpoint_gb"]):
+        return measured
+    return f"{measured}: a checkpoint of {size:,.0f} GB takes {size / rate / 60:,.1f} minutes"
+
+
+def storage_problems(states: Mapping[str, Mapping], rate: float | None, want: Mapping) -> list[str]:
+    """Sentences on the storage of runs. states: {host: result of storage_info}; rate: of write_rate.
+
+    want: run, folder, hosts (number), checkpoint_gb and checkpoints (None: unknown), minutes (most for a checkpoint).
+    """
+    folder, size, count = want["folder"], want["checkpoint_gb"] or 0, want["checkpoints"] or 0
+    if unwritable := [f"{host} ({state['error']})" for host, state in states.items() if state["error"]]:
+        return [f"nothing can be written to {folder} by {', '.join(unwritable)}: mend its file system or rights."]
+    problems, (host, state) = [], next(iter(states.items()))
+    needed = size * count - state["counted_gb"]
+    if state["free_gb"] < needed:
+        problems.append(
+            f"{host}: {state['free_gb']:,.0f} GB are free for {folder}, expected {needed:,.0f} for checkpoints of "
+            f"the run {want['run']} ({count} x {size:,.0f} GB): free some, set work_dir to larger storage, or lower "
+            "checkpoints.keep where it is above 2."
+        )
+    if rate and count and size / rate > want["minutes"] * 60:
+        problems.append(
+            f"{checkpoint_time(rate, want)}, expected at most {want['minutes']:g} (npu_preflight_checkpoint_minutes): "
+            "set work_dir to faster storage, or raise that where training may wait so long for each checkpoint."
+        )
+    return problems
+
+
 def ping_targets(states: Mapping[str, Mapping], host: str) -> dict[str, str]:
     """{physical id: address} of the same dies of the next host, of the first for the last one; empty with one host.
 
@@ -244,4 +284,7 @@ class FilterModule:
             "across_hosts": across_hosts,
             "mtu_problems": mtu_problems,
             "ping_targets": ping_targets,
+            "write_rate": write_rate,
+            "checkpoint_time": checkpoint_time,
+            "storage_problems": storage_problems,
         }
