@@ -85,7 +85,8 @@ CHINESE = {
     "trainer.val_before_train": "第一步之前先验证",
     "trainer.test_freq": "每隔多少步验证一次；-1：从不",
     "trainer.step_timeout": "多少秒没有完成一步（含启动）即结束运行",
-    "trainer.hang_timeout": "多少秒内既没有引擎步、检查点也不增长即结束运行；若之前各步中不生成的时间的三倍更长，以后者为准；从第二步起",
+    "trainer.hang_timeout": "从第二步起，多少秒内既没有引擎步、检查点也不增长即结束运行；"
+    "若之前各步中不生成的时间的三倍更长，以后者为准",
     "checkpoints.every": "训练步数；0：不保存，中断后从头开始",
     "checkpoints.keep": "保留的最新检查点数；最近一次启动之前的也保留这么多",
     "checkpoints.write_rate": "所有主机一起写入运行文件夹的速度，GB/s；null：未测量",
