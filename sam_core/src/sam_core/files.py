@@ -154,14 +154,14 @@ def _named(number: int, path: str | os.PathLike[str]) -> OSError:
     return OSError(number, os.strerror(number), os.fspath(path))
 
 
-def try_lock(descriptor: int, path: Path, take: Callable[[int, int], None] = fcntl.flock) -> None:
+def try_lock(descriptor: int, path: Path, lock_file: Callable[[int, int], None] = fcntl.flock) -> None:
     """Lock an open file for this process and its forked children; with fcntl.lockf, for this process alone.
 
     Raises BlockingIOError if another process holds it; ValueError, one sentence, if its file system has no locks;
     OSError.
     """
     try:
-        take(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

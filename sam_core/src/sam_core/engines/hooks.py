@@ -155,7 +155,7 @@ class Hooks(NamedTuple):
         parser = argparse.ArgumentParser(
             prog=f"python -m {name}",
             description=f"Print the functions of {self.package} that method sam relies on, and whether a copy of it "
-            f"has them as in {self.known}; exit with 1 if it has not.",
+            f"has them as in {self.known}; exit with 1 if not.",
         )
         parser.add_argument(
             "folder", nargs="?", type=Path, help=f"folder of the package {self.module} (default: the installed one)"
@@ -169,7 +169,7 @@ class Hooks(NamedTuple):
         if not (folder / self.marker).is_dir():
             parser.error(f"{folder} is no copy of the package {self.module}: it has no folder {self.marker}")
         if self.is_patched(folder):
-            print(f"{folder} has this project's patches: method sam is theirs, and nothing is rebound.")
+            print(f"{folder} has this project's patches, which provide method sam: nothing is rebound.")
             return 0
         release, found = self.compare(folder)
         for hook, what in found.items():

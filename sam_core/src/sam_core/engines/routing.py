@@ -126,7 +126,7 @@ class SavedRoutes(LatestSaver):
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as e:
-            logger.warning("%s cannot be used (%s): prompts are routed anew", self._path, e)
+            logger.warning("%s cannot be used (%s): prompts are routed without it", self._path, e)
 
     def save(self, servers: Sequence[Any]) -> None:
         """Save the routes if a save is due; call it when no request is in flight.

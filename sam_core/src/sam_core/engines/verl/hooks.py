@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of verl that method `sam` relies on. Their sources are checked before any is rebound.
+"""The functions of verl that method `sam` relies on; their sources are checked before any is rebound.
 
 `python -m sam_core.engines.verl.hooks [FOLDER]` checks the installed verl, or another copy of its package, and prints
 each hook. verl is not imported. To support a new release, begin here.
@@ -177,7 +177,7 @@ HOOKS = (
             "self.agent_loop_manager.generate_sequences(batch)",
             "self._maybe_log_val_generations(inputs=sample_inputs, outputs=sample_outputs, scores=sample_scores)",
         ),
-        "leave validation out of rollout/spec/*, number its prompts anew",
+        "leave validation out of rollout/spec/*, restart the numbers of its prompts",
     ),
     Hook(
         TRAINER,
@@ -188,7 +188,7 @@ HOOKS = (
             "self.async_rollout_manager.generate_sequences(",
             "self._maybe_log_val_generations(inputs=sample_inputs, outputs=sample_outputs, scores=sample_scores)",
         ),
-        "leave validation out of rollout/spec/*, number its prompts anew",
+        "leave validation out of rollout/spec/*, restart the numbers of its prompts",
     ),
     Hook(
         ONE_STEP_OFF,

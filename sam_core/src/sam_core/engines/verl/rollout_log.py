@@ -77,9 +77,9 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
             out[name] = total(f"sam_{name}")
         if out["tokens"] and not out["drafted"]:
             logger.warning(
-                "speculation was asked for, but no draft was verified in this training step: %d tokens were proposed, "
-                "and drafting was on in %d of %d engine steps; lower the running requests or raise "
-                "speculative_config.sam.threshold if it was never on, else see why the engine excludes these requests",
+                "speculation is configured, but no draft was verified in this training step: %d tokens were proposed, "
+                "and drafting was on in %d of %d engine steps; if it was never on, run fewer requests "
+                "or raise speculative_config.sam.threshold, otherwise find out why the engine excludes these requests",
                 out["proposed"],
                 total("sam_steps_on"),
                 total("sam_steps"),
@@ -98,8 +98,7 @@ def add_taken(sums: dict[str, float], taken: Mapping[str, float]) -> None:
 
 
 def log_prob_histogram(differences: Any) -> dict[str, int]:
-    """Metrics of a training step: a histogram of tokens by the difference of their log-probabilities in rollout and
-    training.
+    """Metrics of a training step: a histogram of the tokens' log-probability differences, rollout to training.
 
     `rollout_corr/log_prob_diff/<bound>/total` counts the tokens whose difference is at most this bound and above the
     previous one; the last bound is `inf`. If a step has several updates, verl adds up metrics named total and averages

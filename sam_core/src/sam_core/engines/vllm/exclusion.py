@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Excludes requests from drafting for which verification would sample from another distribution than the engine."""
+"""Excludes requests from drafting if verification would not sample from the engine's distribution."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of vLLM that method `sam` relies on in the second runner. Their sources are checked before any is
-rebound.
+"""The functions of vLLM that method `sam` relies on in the second runner.
+
+Their sources are checked before any is rebound.
 
 `python -m sam_core.engines.vllm.hooks [FOLDER]` checks the installed vLLM, or another copy of its package, and prints
 each hook. vLLM is not imported. To support a new release, begin here.

@@ -54,8 +54,8 @@ class _Step:
 class PlainTimes:
     """Seconds of plain steps, by running requests in powers of two.
 
-    Steps with drafts are compared with them. Only times measured with a similar number of requests are used: the cost
-    of steps with other rows and contexts is too uncertain on an engine that also waits for its host.
+    Steps with drafts are compared with them. The times are used as measured: predicted costs for other rows and
+    contexts are too uncertain on an engine that also waits for its host.
     """
 
     def __init__(self) -> None:
@@ -173,10 +173,10 @@ class Pauses:
             self._ratio += (each * plain / seconds - self._ratio) / GAIN_MEMORY
 
     def curve(self, sizes: list[int]) -> list[tuple[int, float]] | None:
-        """The cost curve of steps with drafts for the running requests, as vLLM's verification expects it: rows,
-        milliseconds.
+        """Milliseconds of steps with drafts for the running requests, by rows, in the form that vLLM's verification
+        uses.
 
-        Beyond the rows seen so far, it grows as in the profiling steps. None if the cost is unknown.
+        Beyond the rows seen so far, they grow as in the profiling steps. None if the cost is unknown.
 
         Args:
             sizes: rows, increasing.

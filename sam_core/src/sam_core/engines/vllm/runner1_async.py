@@ -106,7 +106,7 @@ class AsyncDrafts:
         )
 
     def _ended_by_grammar(self, req_ids: list[str], grammar_output: Any) -> list[str]:
-        """The requests that had ended before the step sampled, as their grammar was not applied."""
+        """The requests that had ended before the step sampled, since their grammar was not applied."""
         if not self._has_grammars:
             return []
         applied = grammar_output.structured_output_request_ids if grammar_output else ()

@@ -55,12 +55,12 @@ class Verification:
     def set_initial_cost_curves(self, samples: list[Any]) -> None:
         """Set the cost of steps from the engine's profiling steps."""
         self._manager.set_initial_cost_curves(samples)
-        taken: dict[int, list[float]] = {}
+        seconds: dict[int, list[float]] = {}
         for sample in samples:
-            taken.setdefault(sample.num_target_tokens, []).append((sample.forward_ms + sample.drafter_ms) / 1000)
-        self._sizes = sorted(taken)
+            seconds.setdefault(sample.num_target_tokens, []).append((sample.forward_ms + sample.drafter_ms) / 1000)
+        self._sizes = sorted(seconds)
         if pauses := self._speculator.pauses:
-            pauses.trials = self._sizes, [statistics.median(taken[size]) for size in self._sizes]
+            pauses.trials = self._sizes, [statistics.median(seconds[size]) for size in self._sizes]
         self._compile()
 
     def _compile(self) -> None:
@@ -80,7 +80,7 @@ class Verification:
                 )
 
     def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
-        """The number of tokens of the next step, with the number of draft tokens that pays."""
+        """The number of tokens of the next step, including the draft tokens that pay."""
         manager = self._manager
         if rows := [manager.req_states.req_id_to_index[req_id] for req_id in draft_tokens]:
             self._mean = manager._stale_confidences[manager._stale_idx].np[rows].mean(0)

@@ -83,7 +83,7 @@ def version() -> str:
 def complain(problem: str) -> None:
     LOGGER.error(
         "sam_core knows verl %s and does not fit the installed %s: %s; runs with speculative method 'sam' are refused, "
-        "others go on",
+        "other runs continue",
         hooks.VERL.known,
         version(),
         problem,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebinds where verl distributes prompts and makes requests from them: groups, seeds, the log of answers."""
+"""Rebinds functions that distribute prompts and make requests from them: groups, seeds, the log of answers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebinds in the process of a vLLM engine: its history, its step log, and how it is paused."""
+"""Rebinds functions in the process of a vLLM engine: its history, its step log, and how it is paused."""
 
 from __future__ import annotations
 

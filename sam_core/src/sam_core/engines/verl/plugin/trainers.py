@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebinds in the processes of verl's trainers: the router, and rollout/spec/* in their step logs."""
+"""Rebinds functions in the processes of verl's trainers: the router, and rollout/spec/* in their step logs."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class SamSpeculativeConfig(SpeculativeConfig):
     def choose_by_batch_size(self) -> None:
         """Choose the number of verified tokens per batch size instead of per request.
 
-        With data parallelism, which has no such schedule, use the number for the largest scheduled batch always.
+        With data parallelism, which has no such schedule, always use the number for the largest scheduled batch.
         """
         self.enable_adaptive_verification = False
         if self.target_parallel_config.data_parallel_size > 1:

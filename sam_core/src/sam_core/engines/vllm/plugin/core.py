@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebinds in all processes of an engine.
+"""Rebinds methods in all processes of an engine.
 
-This covers the choice of model runner, seeds and salts of requests, counters on their way to the front end, ends of a
-session's turns, and the number of planned draft tokens.
+They choose the model runner, handle seeds and salts of requests and the ends of a session's turns, send counters to the
+front end, and limit the number of planned draft tokens.
 
 A worker adds the drafter's report, and whether it pauses, to a step's ModelRunnerOutput, which is pickled with all
 attributes. Only SchedulerStats travels from the engine core to the front end; its field `kv_connector_stats` accepts
@@ -157,8 +157,7 @@ def _handle_stopped_request(handle: Callable[[Any, Any], bool]) -> Callable[[Any
 
 def _update_after_schedule(update: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     def update_after_schedule(self: Any, scheduler_output: Any) -> None:
-        """With adaptive verification, limit the planned draft tokens per request so that all requests fit into the
-        step.
+        """Limit the planned draft tokens so that all requests fit into the step, with adaptive verification.
 
         vLLM plans the longest draft for each request, however few tokens are verified, and leaves out requests that
         would exceed max_num_batched_tokens. While the drafter pauses, no drafts are planned, and the step equals one

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebinds in the process that configures an engine and receives its requests: parameters, routing, counters."""
+"""Rebinds methods where an engine is configured and requests arrive: parameters, routing, counters."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def _check_adaptive_verification(disable: Callable[[Any], None]) -> Callable[[An
         if adaptive and (reason := why_not_adaptive(self)):
             speculative = self.speculative_config
             speculative.choose_by_batch_size()
-            how = "chooses draft lengths by batch size instead of by request"
+            how = "chooses draft lengths per batch size instead of per request"
             if self.parallel_config.data_parallel_size > 1:
-                how = f"verifies {speculative.num_speculative_tokens} tokens of each request, whatever runs"
+                how = f"verifies {speculative.num_speculative_tokens} tokens per request at any batch size"
             LOGGER.warning("sam's switch 'auto' %s: vLLM's adaptive verification %s", how, reason)
         disable(self)
 
@@ -105,17 +105,17 @@ def why_not_adaptive(vllm_config: Any) -> str | None:
     if problem(Path(vllm.__file__).parent, LOGPROBS):
         return "gives no log-probabilities in this release"
     if vllm_config.lora_config is not None:
-        return "does not know LoRA"
+        return "does not support LoRA"
     if parallel.pipeline_parallel_size > 1:
-        return "does not know pipelines"
+        return "does not support pipeline parallelism"
     if model.enforce_eager or mode is None or not mode.has_full_cudagraphs():
         return "needs full CUDA graphs: cudagraph_mode FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE"
     if getattr(model, "return_sampling_mask", False) or getattr(model, "enable_return_routed_experts", False):
-        return "does not go with enable_return_routed_experts and return_sampling_mask"
+        return "does not support enable_return_routed_experts and return_sampling_mask"
     if getattr(parallel, "enable_batch_sharded_sampling", False):
-        return "does not go with enable_batch_sharded_sampling"
+        return "does not support enable_batch_sharded_sampling"
     if getattr(vllm_config.speculative_config, "use_local_argmax_reduction", False):
-        return "does not go with use_local_argmax_reduction"
+        return "does not support use_local_argmax_reduction"
     if model.use_mla:  # vLLM checks its many backends when the engine starts
         named = vllm_config.speculative_config.names_switch
         return None if named else "is not known to work with the model's MLA (to try it, name switch 'auto')"
@@ -140,7 +140,7 @@ def _backend_problem(vllm_config: Any) -> str | None:
         with set_current_vllm_config(vllm_config):
             backend = get_attn_backend(model.get_head_size(), model.dtype, cache.cache_dtype)
             if not backend.supports_device_cpu_query_lens_mismatch():
-                return f"does not know the attention backend {backend.get_name()}"
+                return f"does not support the attention backend {backend.get_name()}"
             spec = FullAttentionSpec(
                 block_size=cache.block_size or 16,
                 num_kv_heads=model.get_num_kv_heads(vllm_config.parallel_config),
@@ -154,7 +154,7 @@ def _backend_problem(vllm_config: Any) -> str | None:
             if hasattr(builder, "get_varlen_cudagraph_max_query_len"):  # in vLLM 0.30 ALWAYS is needed
                 longest = builder.get_varlen_cudagraph_max_query_len(vllm_config, spec)
             if longest is None or longest <= speculative.num_speculative_tokens:
-                return f"needs graphs of drafts of any length, which the attention backend {backend.get_name()} has not"
+                return f"needs graphs for drafts of any length, which the attention backend {backend.get_name()} lacks"
             return None
     except (AttributeError, ImportError, NotImplementedError, TypeError, ValueError) as error:
         LOGGER.debug("the attention backend is not known yet: %s", error)
