@@ -17,7 +17,7 @@ def a_changed_hook_is_named(hook, installed, folder):
     file.parent.mkdir(parents=True, exist_ok=True)
     for old, new, sentence in (
         (f"def {hook.name}(", f"def gone_{hook.name}(", "is missing"),
-        (f"def {hook.name}(", f"def {hook.name}(other, ", "takes (other"),
+        (f"def {hook.name}(", f"def {hook.name}(other, ", "has parameters (other"),
     ):
         forget_files()
         file.write_text(text.replace(old, new))

@@ -227,8 +227,8 @@ def config(**changes):
     [
         ({}, None),
         ({"named": False}, "is not known to work with the model's MLA"),
-        ({"lora": object()}, "does not know LoRA"),
-        ({"stages": 2}, "does not know pipelines"),
+        ({"lora": object()}, "does not support LoRA"),
+        ({"stages": 2}, "does not support pipeline parallelism"),
         ({"eager": True}, "needs full CUDA graphs"),
         ({"graphs": False}, "needs full CUDA graphs"),
     ],
@@ -245,21 +245,21 @@ def test_auto_falls_back_to_a_schedule_by_batch_size(model, device, monkeypatch)
     said, speculative = [], {"num_speculative_tokens": 7}
     monkeypatch.setattr(front.LOGGER, "warning", lambda text, *parts: said.append(text % parts))
     made = configure(model, {"switch": "auto"}, speculative=speculative).speculative_config
-    assert "by batch size instead of by request: vLLM's adaptive verification needs" in said.pop()
+    assert "per batch size instead of per request: vLLM's adaptive verification needs" in said.pop()
     by_size = [(1, 8, 7), (9, 32, 7), (33, 128, 3), (129, 129, 0)]
     assert [*map(tuple, made.num_speculative_tokens_per_batch_size)] == by_size
     assert not made.enable_adaptive_verification
     made = configure(model, {}, speculative=speculative, data_parallel_size=2).speculative_config
-    assert "verifies 3 tokens of each request, whatever runs: vLLM's adaptive verification needs" in said.pop()
+    assert "verifies 3 tokens per request at any batch size: vLLM's adaptive verification needs" in said.pop()
     assert made.num_speculative_tokens_per_batch_size is None and made.num_speculative_tokens == 3
 
 
 @pytest.mark.parametrize(
     ("mismatch", "support", "longest", "reason"),
     [
-        (False, "ALWAYS", None, "does not know the attention backend FAKE"),
+        (False, "ALWAYS", None, "does not support the attention backend FAKE"),
         (True, "ALWAYS", None, None),
-        (True, "UNIFORM_BATCH", None, "needs graphs of drafts of any length, which the attention backend FAKE has not"),
+        (True, "UNIFORM_BATCH", None, "needs graphs for drafts of any length, which the attention backend FAKE lacks"),
         (True, "UNIFORM_BATCH", 3, "needs graphs of drafts of any length"),
         (True, "UNIFORM_BATCH", 4, None),
     ],

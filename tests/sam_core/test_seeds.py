@@ -33,7 +33,7 @@ SEEDED = {"sam_verify": "seeded"}
         ({"speculative_config": '{"method": "sam", "sam": {"verify": "seeded"}}'}, None, True),
         ({"additional_config": SEEDED}, None, True),
         ({"speculative_config": {"method": "sam"}, "additional_config": SEEDED}, None, False),
-        ({}, 0, r"val_kwargs.seed is 0, and the engine does not sample by seed: set .*sam\.verify=seeded"),
+        ({}, 0, r"val_kwargs.seed is 0, but the engine does not sample by seed: set .*sam\.verify=seeded"),
         ({"additional_config": SEEDED}, "x", "val_kwargs.seed must be an integer or null, got 'x'"),
         ({"additional_config": SEEDED}, True, "must be an integer"),
     ],

@@ -127,7 +127,7 @@ def test_validations_with_one_seed_have_the_same_seeds(make_manager, v1):
 
 
 def test_a_validation_seed_needs_an_engine_that_samples_by_seed(make_manager):
-    with pytest.raises(ValueError, match=r"val_kwargs.seed is 11, and the engine does not sample by seed"):
+    with pytest.raises(ValueError, match=r"val_kwargs.seed is 11, but the engine does not sample by seed"):
         ask(make_manager(SAM, val_kwargs={"n": 1, "seed": 11}), range(2), 1)
 
 

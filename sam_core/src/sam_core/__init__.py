@@ -4,6 +4,6 @@
 from sam_core._sam import BY_PROMPT, SOURCES, Pool
 
 __version__ = "0.2.0"
-"""Its major.minor is what the engine patches name, see `Options.from_engine`."""
+"""The engine patches name its major.minor; see `Options.from_engine`."""
 
 __all__ = ["BY_PROMPT", "SOURCES", "Pool", "__version__"]

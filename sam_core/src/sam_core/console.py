@@ -11,7 +11,7 @@ import time
 
 
 class Progress:
-    """One line on stderr: rewritten on a terminal, elsewhere a new line every 30 s."""
+    """A progress line on stderr: rewritten in place on a terminal, otherwise a new line at most every 30 s."""
 
     def __init__(self) -> None:
         self._tty = bool(sys.stderr and sys.stderr.isatty())
@@ -31,8 +31,8 @@ class Progress:
 def run(args: argparse.Namespace) -> int:
     """Call args.run(args) and return its exit status; 2 after an error for the user, 130 after an interrupt.
 
-    Errors for the user are ValueError, ModuleNotFoundError and OSError. Standard output is flushed here, so that a
-    full disk behind it is such an error too.
+    Errors for the user are ValueError, ModuleNotFoundError and OSError. Standard output is flushed here, so that a full
+    disk behind it is reported too.
     """
     try:
         status: int = args.run(args)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _flush() -> None:
-    """Flush standard output; if that fails, Python's own flush at exit does not fail once more."""
+    """Flush standard output; if that fails, discard the rest, so that Python's own flush at exit succeeds."""
     try:
         if sys.stdout:
             sys.stdout.flush()

@@ -31,9 +31,9 @@ END = -1
 """Ends each text in the token array."""
 MAX_TOKEN = 2**31 - 1
 MAX_SIZE = 2**32 - 1
-"""Tokens of a corpus, one END a text included: positions are stored in 32 bits."""
+"""Maximum tokens of a corpus, including one END per text: positions are stored in 32 bits."""
 KEYS = ("token_ids", "response_ids")
-"""Where a row of a JSONL file has its tokens: the first of these that it has."""
+"""Keys of the tokens in a row of a JSONL file; the first that is present is used."""
 
 _HEADER = struct.Struct("<8sIIQQIIIIII")
 _MAGIC, _ORDER, _VERSION = b"samcorp\0", 0x01020304, 2
@@ -58,24 +58,24 @@ def build_corpus(
     The new file is renamed over an old one, so engines that have the old one open keep it.
 
     Args:
-        sources: files and texts, in the order in which the corpus holds them. A file is named by its path and is a
-            .npy array, int[n], one text; or JSON lines, one text a line, plain or as .gz or .zst. A text is a sequence
-            or array of token ids from 0 to 2**31 - 1; empty ones are left out.
-        key: where a JSON line has its token ids; None: the first of KEYS that it has.
+        sources: paths of files, and texts, in the order in which the corpus holds them. A file is a .npy array int[n],
+            one text, or JSON lines, one text per line, plain or compressed (.gz, .zst). A text is a sequence or array
+            of token ids from 0 to 2**31 - 1; empty ones are left out.
+        key: key of the token ids in a JSON line; None: the first of KEYS that is present.
         tokenizer: folder or file of the tokenizer whose ids the texts hold (see `tokenizer.fingerprint`). A model with
-            another one then refuses the corpus. None: unknown.
-        progress: is told in a short line what has been done, up to a few times a second.
+            another tokenizer then refuses the corpus. None: unknown.
+        progress: called with a short line about what has been done, up to a few times per second.
 
     Returns:
         What `describe` says about the new file.
 
     Raises:
-        ValueError: a source is not of this form, there is no token at all, or `tokenizer` is none; one sentence with
-            file and line.
+        ValueError: a source does not have this form, there is no token at all, or `tokenizer` holds none; one sentence
+            with file and line.
         OSError: a file cannot be read or `path` cannot be written.
         ModuleNotFoundError: pydivsufsort is not installed.
 
-    Building takes about 30 bytes of memory a token.
+    Building needs about 30 bytes of memory per token.
     """
     out = pathlib.Path(path)
     check_output(out, () if tokenizer is None else (file_of(tokenizer),))
@@ -115,10 +115,10 @@ def build_corpus(
 def describe(path: Path) -> dict[str, Any]:
     """What the header of a corpus says: texts, tokens, largest_token, tokenizer, bytes, bytes_per_token, version.
 
-    tokenizer: fingerprint of the one whose ids these are, None if that is unknown.
+    tokenizer: fingerprint of the tokenizer; None if unknown.
 
-    Reads the whole file for its checksum, about a second a GB. Raises ValueError, in one sentence, if the file is no
-    corpus, or is damaged.
+    Reads the whole file for its checksum, which takes about a second per GB. Raises ValueError, in one sentence, if the
+    file is no corpus, or is damaged.
     """
     header = _read_header(path)
     if _body_crc(path) != header["body_crc"]:
@@ -136,10 +136,10 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Check a whole corpus as `describe` does, and that it holds all suffixes of its texts in their order.
+    """Check a corpus as `describe` does, and that it holds all suffixes of its texts in order.
 
-    Takes about 40 bytes of memory a token. Returns what `describe` does; raises ValueError, in one sentence, if the
-    file is not as `build_corpus` would write it.
+    Needs about 40 bytes of memory per token. Returns what `describe` returns; raises ValueError, in one sentence, if
+    the file is not as `build_corpus` would write it.
     """
     facts = describe(path)
     header = _read_header(path)
@@ -193,7 +193,7 @@ class Corpus:
         return longer
 
     def extend(self, match: tuple[int, int, int], token: int) -> tuple[int, int, int] | None:
-        """The match narrowed to what goes on with `token`, None if nothing does."""
+        """The match extended by `token`; None if that does not occur."""
         low, high = self._narrow(*match, token)
         return None if token < 0 or low == high else (low, high, match[2] + 1)
 
@@ -203,7 +203,7 @@ class Corpus:
         return int(self.suffixes[low:high].min()) + length
 
     def next(self, match: tuple[int, int, int], most: int) -> list[tuple[int, int]]:
-        """At most `most` pairs (token, exact count) of what follows, candidates chosen and ordered as in the C."""
+        """At most `most` pairs (next token, exact count); candidates are chosen and ordered as in the C code."""
         low, high, length = match
         size = high - low
         probes = min(size, self.PROBES)
@@ -216,7 +216,7 @@ class Corpus:
 
 
 def _texts(source: Any, name: str, key: str | None) -> Iterator[tuple[str, Any]]:
-    """The texts of one source, each with words that tell where it stands."""
+    """The texts of one source, each with its location for error messages."""
     if not isinstance(source, (str, os.PathLike)):
         yield name, source
         return
@@ -249,10 +249,10 @@ def _row(line: bytes, where: str, key: str | None) -> Any:
 def open_lines(path: Path) -> Iterator[IO[bytes]]:
     """Open a file of lines, plain or compressed (.gz by gzip, .zst by the command zstd), for reading in binary.
 
-    A compressed file is unpacked into a temporary file first: nothing is read of one that is damaged or cut short.
+    A compressed file is first unpacked into a temporary file, so nothing is read from one that is damaged or cut short.
 
     Raises:
-        ValueError: a compressed file is not whole, or there is no command zstd; one sentence.
+        ValueError: a compressed file is incomplete, or there is no command zstd; one sentence.
         OSError: the file cannot be read.
     """
     name = os.fspath(path)
@@ -324,7 +324,7 @@ def _sort(tokens: Tokens, divsufsort: Callable[..., npt.NDArray[Any]]) -> npt.ND
     """All suffixes of `tokens` in lexicographic order, END before all ids: uint32[len(tokens)].
 
     libdivsufsort sorts bytes. Each token becomes the same number of bytes, the highest first; the order of the suffixes
-    that start at a token's first byte is the order wanted.
+    that start at a token's first byte is the result.
     """
     values = tokens.view(np.uint32) + np.uint32(1)  # END is 0
     width = (int(values.max()).bit_length() + 7) // 8
@@ -341,7 +341,7 @@ def _sort(tokens: Tokens, divsufsort: Callable[..., npt.NDArray[Any]]) -> npt.ND
 
 
 def _shift(largest: int, count: int) -> int:
-    """The least shift that leaves the first-token table small: at most a quarter of the suffixes, 2**18 at most."""
+    """The smallest shift that limits the first-token table to 2**18 entries and to a quarter of the suffixes."""
     shift = 0
     while (largest >> shift) + 1 > max(1, min(_MAX_BUCKETS, count // 4)):
         shift += 1
@@ -355,7 +355,7 @@ def _starts(tokens: Tokens, largest: int, shift: int) -> npt.NDArray[np.uint32]:
 
 
 def _minima(suffixes: npt.NDArray[np.uint32]) -> list[npt.NDArray[np.uint32]]:
-    """Minima of blocks of the suffixes, of blocks of these, ... until at most _BLOCK are left."""
+    """Minima of blocks of the suffixes, minima of blocks of these, and so on, until at most _BLOCK are left."""
     levels, entries = [], suffixes
     while len(entries) > _BLOCK:
         entries = np.minimum.reduceat(entries, np.arange(0, len(entries), _BLOCK))
@@ -438,10 +438,10 @@ def _sections(path: Path, header: dict[str, Any]) -> tuple[Any, Any, Any, list[A
 
 
 def _wrong(tokens: Tokens, suffixes: npt.NDArray[np.uint32], header: dict[str, Any]) -> str | None:
-    """Which section is wrong, None if the suffixes are those of the tokens, in order.
+    """The section that is wrong; None if the suffixes are those of the tokens, in order.
 
-    Suffixes with equal first tokens are in the order of their rests, which are suffixes too. Those that start with END
-    are not stored; they come before all others, in the order of their rests.
+    Suffixes with equal first tokens are ordered by their remainders, which are suffixes too. Suffixes that start with
+    END are not stored; they precede all others, ordered by their remainders.
     """
     count, ends = len(suffixes), np.flatnonzero(tokens == END)
     if (

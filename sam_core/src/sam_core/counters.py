@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 EXCLUSION_REASONS = ("penalties", "min_p", "min_tokens", "logit_bias", "bad_words", "allowed_token_ids")
-"""Why an engine may exclude a request from drafting: what else changes the logits that verification samples from."""
+"""Why an engine may exclude a request from drafting: the sampling parameter that changes its logits."""
 LEVELS = ("requests", "bytes_used")
-"""Counters of SamProposer.stats() that hold a current value, not a sum since the start."""
+"""Counters of SamProposer.stats() that hold a current value rather than a sum since the start."""
 POSITIONS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-"""Positions in an answer at which the bins of Positions begin; each ends where the next one begins."""
+"""The bins of Positions: each begins at one of these positions in the answer and ends at the next."""
 
 
 def since(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """What was counted between two SamProposer.stats(): differences, and the LEVELS of the later.
+    """The counts between two calls of SamProposer.stats(): differences, but for LEVELS the later value.
 
     before: may be empty.
     """
@@ -26,14 +26,14 @@ def since(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, fl
 
 
 class Positions:
-    """Steps of requests that had a draft, and the tokens they gained in them, by their position in the answer.
+    """Counts steps of requests with a draft, and the tokens gained in them, by position in the answer.
 
-    Tokens per step are the mean acceptance length at that position, the token that the model adds included. A draft
-    that the engine dropped, for instance because it preempted the request, counts as one with no accepted token.
+    Tokens divided by steps is the mean acceptance length at a position, including the token that the model adds. A
+    draft that the engine dropped, for instance because it preempted the request, counts as one without accepted tokens.
     """
 
     MAX_PENDING = 2048
-    """Requests that are counted together, since one count costs as much for many as for one."""
+    """Requests that are counted together, since counting many costs the same as counting one."""
 
     def __init__(self) -> None:
         self._steps, self._tokens = np.zeros((2, len(POSITIONS)), np.int64)
@@ -41,7 +41,7 @@ class Positions:
         self._num_pending = 0
 
     def add(self, positions: npt.ArrayLike, tokens: npt.ArrayLike) -> None:
-        """Requests that had a draft behind `positions` [N] tokens of their answers gained `tokens` [N] in a step."""
+        """Add N requests that had a draft after `positions` [N] tokens of their answers and gained `tokens` [N]."""
         self._pending.append((np.asarray(positions), np.asarray(tokens)))
         self._num_pending += len(self._pending[-1][0])
         if self._num_pending >= self.MAX_PENDING:

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts for engines that schedule asynchronously: the device completes what the host drafted from older text.
 
-While the host drafts, a step still runs on the device, so the host does not know the tokens that the step will sample.
-The host's chain begins behind the last token that it knows. On the device `sam_core.kernels` takes what follows in the
-chain where the sampled tokens are its beginning. Else, and where the chain is too short, it looks up what followed the
-last tokens, as many as NGRAMS says, in the texts of the request's group and in those of all requests, and copies from
-the best match; where the copy reaches the end of a text, it looks up once more. Where even the last token is new, it
-drafts the most frequent one. The host keeps the texts in an `NgramTable`; the device gets what changed together with
-the chains, one step late.
+The host drafts while a step still runs on the device, so it does not know the tokens that the step will sample. Its
+chain continues the last token that it knows. On the device, `sam_core.kernels` compares the sampled tokens with the
+beginning of the chain. If they agree, the draft is the rest of the chain. If they differ, or the chain is too short,
+the kernel looks up the last tokens (n-grams of each length in NGRAMS) in the texts of the request's group and in those
+of all requests, and copies what followed the best match. A copy that reaches the end of a text is continued by one more
+look-up. Without a match the draft is the most frequent token. The host keeps the texts in an `NgramTable`; the device
+receives the table's changes together with the chains, one step late.
 
-Each draft token has a class, which says where it is from: of the chain, by the probability that the host's pool gives
-it; of the table, by the match; or a filler. The kernels learn how often tokens of a class are accepted.
+Each draft token has a class: for a chain, by the probability that the host's pool gives the token; for the table, by
+the kind of match; or a filler. The kernels learn how often tokens of each class are accepted.
 
-Neither side waits for the other. A wrong draft costs speed only, as every draft is verified: the table may forget. Its
-hashes are sums of products below 2**63, so that no integer overflows, whatever a device does then.
+Neither side waits for the other. Every draft is verified, so a wrong one costs only speed, and the table may forget.
+The hashes are sums of products below 2**63, so no integer overflows.
 
-Shapes: B requests of a step, k draft tokens a request, at most; E cells of the table that changed.
+Shapes: B requests of a step, at most k draft tokens per request, E changed entries of the table.
 """
 
 from __future__ import annotations
@@ -33,36 +33,39 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 NGRAMS = (1, 2, 3, 5, 8)
-"""Tokens of the n-grams that are looked up."""
+"""Lengths of the n-grams that are looked up."""
 MAX_NGRAM = NGRAMS[-1]
 MAX_TOKEN = 1 << 20
-"""Token ids and numbers of groups are below it: the hashes rely on it."""
+"""Token ids and group numbers are below it; the hashes rely on that."""
 CHECK = 0x7FFFFFFF
 COMMON = 1
-"""The group of all texts; each text also has its own."""
+"""Number of the group of all texts; each text also belongs to a group of its own."""
 NO_GROUP = 0
-"""The group of texts that are not in the table: nothing is looked up for them. An empty slot looks like its token 0."""
+"""Group number of texts outside the table. Nothing is looked up for them: an empty slot would match its token 0."""
 NO_TOKEN = -1
-"""Stands behind the last token of a text."""
+"""Follows the last token of a text."""
 TEXTS = 2
-"""Where the texts begin in a table's memory, behind the most frequent token and NO_TOKEN: a text of its own."""
+"""Where the texts begin in a table's memory, after the most frequent token and its NO_TOKEN."""
 PAGE = 256
-"""Tokens of a text that stand side by side; a copy ends there, and is continued by the next look-up."""
+"""Tokens of a page. A copy ends with its page; the next look-up continues it."""
 UNIT = 1 << 29
-"""Positions are below it, priorities are multiples of it."""
+"""Positions are below it; priorities are multiples of it."""
 MAX_CONFIRMED = 3
-"""Times that a follower is confirmed at most: a position and three times UNIT are an int32."""
+"""Maximum confirmations of a successor: a position plus three times UNIT fits in an int32."""
 OF_TOKEN, OF_GROUP = 4 * UNIT, 6 * UNIT
-"""Priority of a match: for each token, and in the group; UNIT for each time that its follower is confirmed. The highest
-is copied, of equals the one behind the others."""
+"""Priority of a match: OF_TOKEN per token, OF_GROUP if it is in the group, UNIT per confirmation of its successor. The
+match with the highest priority is copied; among equals, the one at the highest position."""
 LOOK_UPS = 2
-"""For a draft."""
+"""Look-ups per draft."""
 
 
 @functools.cache
 def factors() -> Int64:
-    """Of the hashes, [MAX_NGRAM + 1, 2 * len(NGRAMS)]: what each column of a key, the group's number and the last
-    tokens, oldest first, is multiplied by, for the slots of each of NGRAMS, then for their checks; 0: not part."""
+    """Factors of the hashes, [MAX_NGRAM + 1, 2 * len(NGRAMS)].
+
+    Rows: the group's number, then the last MAX_NGRAM tokens, oldest first. Columns: the slot of each of NGRAMS, then
+    the check of each. A token that is not part of the n-gram has factor 0.
+    """
     factors = np.random.default_rng(0).integers(1 << 37, 1 << 39, (MAX_NGRAM + 1, 2 * len(NGRAMS))) | 1
     for i, n in enumerate(NGRAMS):
         factors[1 : 1 + MAX_NGRAM - n, [i, len(NGRAMS) + i]] = 0
@@ -70,29 +73,29 @@ def factors() -> Int64:
 
 
 def priorities() -> Int64:
-    """Of unconfirmed matches of each of NGRAMS: in the group, then anywhere, [2 * len(NGRAMS)]."""
+    """Priorities of unconfirmed matches: of each of NGRAMS in the group, then in all texts, [2 * len(NGRAMS)]."""
     lengths = OF_TOKEN * np.array(NGRAMS, np.int64)
     return np.concatenate([lengths + OF_GROUP, lengths])
 
 
 class NgramTable:
-    """What followed each n-gram in the texts of a group: one array of int32, and its changes.
+    """Maps each n-gram in the texts of a group to its successor, the token that followed it. Tracks its changes.
 
-    `memory` holds the most frequent token, the texts in pages, each ended by NO_TOKEN, then pairs of a position and a
-    check, one a slot. A position is the index in `memory` of the token that followed the newest occurrence. Each time
-    that this token comes again it is confirmed, which adds UNIT to the position, MAX_CONFIRMED times at most; another
-    token takes a UNIT away, and the place where none is left. N-grams share slots, of which the newest has it. A new
-    page takes the place of the oldest one, whosever that is.
+    `memory` is one int32 array: the most frequent token, the texts in pages that NO_TOKEN ends, then per slot a
+    position and a check. A position is the index in `memory` of the successor at the newest occurrence. When the same
+    token follows again it is confirmed: UNIT is added to the position, at most MAX_CONFIRMED times. Another token
+    subtracts UNIT, or replaces the position if no UNIT is left. N-grams share slots; the newest one owns its slot. A
+    new page replaces the oldest one of any text.
 
     Args:
-        num_tokens: of the texts; more are kept up to a whole page.
-        num_slots: a power of two. A text's n-grams lose their slots after about as many tokens as there are slots.
+        num_tokens: tokens of all texts, rounded up to whole pages.
+        num_slots: a power of two. An n-gram loses its slot after about `num_slots` further tokens.
         vocab_size: tokens of the model's vocabulary.
         of_groups, of_all: whether drafts come from the texts of the request's group, and from those of all requests,
-            which also give the most frequent token, else token 0.
+            which also determine the most frequent token (otherwise token 0).
 
     Raises:
-        ValueError: more tokens than positions.
+        ValueError: num_tokens exceeds the range of positions.
     """
 
     def __init__(
@@ -107,23 +110,23 @@ class NgramTable:
         self.memory = np.zeros(self.base + 2 * num_slots, np.int32)
         self.memory[TEXTS - 1] = NO_TOKEN
         self._counts = np.zeros(vocab_size, np.int64)
-        self._totals = np.zeros(2, np.int64)  # pages so far, changed cells
+        self._totals = np.zeros(2, np.int64)  # pages so far, changed entries
         self._changed = np.empty(len(self.memory), np.int32)
         self._is_changed = np.zeros(len(self.memory), np.uint8)
 
     def append(self, pages: Int64, groups: Int32, token_rows: Int32, starts: Int32, ends: Int32) -> None:
-        """Add the tokens `starts` to `ends` of each of B texts, one after the other.
+        """Add the tokens `starts` to `ends` of each of B texts, text by text.
 
         Args:
-            pages: int64 [B], the page that each text ends in, as the last call for it has left it here; anything at
-                first.
-            groups: int32 [B], the number of the group it belongs to, COMMON + 1 .. MAX_TOKEN - 1.
-            token_rows: int32 [B or more, W], the tokens of each text from its first on. Those outside the vocabulary
+            pages: int64 [B], the page that each text ends in. It is updated for the next call; arbitrary for a new
+                text.
+            groups: int32 [B], the number of each text's group, COMMON + 1 .. MAX_TOKEN - 1.
+            token_rows: int32 [B or more, W], the texts from their first token. Tokens outside the vocabulary
                 are never drafted.
             starts, ends: int32 [B], 0 .. W.
 
         Raises:
-            ValueError: a wrong shape, or a start or an end outside of its row.
+            ValueError: a wrong shape, or a start or an end outside its row.
             TypeError, BufferError: an array of another type, or not C-contiguous. Nothing has changed then.
         """
         append_ngrams(
@@ -144,51 +147,51 @@ class NgramTable:
         )
 
     def changes(self) -> tuple[Int64, Int32]:
-        """The cells that changed since the last call, int64 [E], each once, and what they hold, int32 [E]."""
-        cells = self._changed[: self._totals[1]].astype(np.int64)
+        """Indices of `memory` that changed since the previous call, int64 [E], each once, and their values."""
+        indices = self._changed[: self._totals[1]].astype(np.int64)
         self._totals[1] = 0
-        self._is_changed[cells] = 0
-        return cells, self.memory[cells]
+        self._is_changed[indices] = 0
+        return indices, self.memory[indices]
 
 
 NUM_BINS = Calibration.NUM_BINS
-"""Classes of chain tokens, by probability."""
+"""Number of classes of chain tokens, by probability."""
 NUM_MATCHES = (MAX_CONFIRMED + 1) * 2 * len(NGRAMS)
-"""Classes of a match: by the times that its follower is confirmed, in the group or anywhere, by its tokens."""
+"""Number of classes of matches: by confirmations of the successor, in the group or in all texts, by length."""
 FILLER = NUM_BINS + 2 * NUM_MATCHES
-"""Class of a token that stands behind a draft's end. Matches have classes for the first token of a copy, then as many
-for later ones."""
+"""Class of a token after the end of a draft. Before it are NUM_MATCHES classes for the first token of a copy, and
+NUM_MATCHES for later ones."""
 NUM_CLASSES = FILLER + 1
 SCALE = (1 << 16) - 1
-"""Of probabilities stored with chain tokens, both in one number, token + probability * SCALE * MAX_TOKEN."""
+"""Scale of a probability that is packed with its token: token + round(probability * SCALE) * MAX_TOKEN."""
 
 
 def pack(tokens: npt.NDArray[np.integer], probabilities: npt.NDArray[np.floating]) -> Int64:
-    """Tokens and probabilities, 0 to 1, in one int64 each."""
+    """Pack each token and its probability, 0 to 1, into one int64."""
     packed: Int64 = tokens + np.rint(probabilities * SCALE).astype(np.int64) * MAX_TOKEN
     return packed
 
 
 def step_probabilities(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Of each token behind the one before it, from the scores of `Pool.step`, those of whole paths [B, k]."""
+    """The conditional probability of each token, from the scores of `Pool.step`, the path probabilities [B, k]."""
     before = np.concatenate([np.ones((len(scores), 1), np.float32), scores[:, :-1]], 1)
     probabilities: npt.NDArray[np.float32] = np.minimum(scores / np.maximum(before, 1e-30), 1)
     return probabilities
 
 
 def unpack(packed: Any) -> tuple[Any, Any]:
-    """Tokens and probabilities times SCALE, int64 as `packed`, an array or a tensor."""
+    """Tokens, and probabilities times SCALE, of `packed` int64, an array or a tensor."""
     return packed % MAX_TOKEN, packed // MAX_TOKEN
 
 
 MATCH_PRIOR = (0.15, 0.3, 0.45, 0.55, 0.65)
-"""Acceptance of the first token behind a match before anything is known, by the tokens of the match."""
+"""Prior acceptance rate of the first token of a copy, by length of the match."""
 LATER_PRIOR, CONFIRMED_PRIOR = 0.15, (0.0, 0.1, 0.15, 0.2)
-"""What is added for later tokens of a copy, and for a follower by the times that it is confirmed."""
+"""Added for later tokens of a copy, and for each number of confirmations of the successor."""
 
 
 def class_priors() -> npt.NDArray[np.float32]:
-    """Acceptance of each class before anything is known, float32 [NUM_CLASSES]."""
+    """Prior acceptance rate of each class, float32 [NUM_CLASSES]."""
     assert len(MATCH_PRIOR) == len(NGRAMS)
     bins = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
     later, confirmed, _, match = np.meshgrid((0, 1), CONFIRMED_PRIOR, (0, 1), MATCH_PRIOR, indexing="ij")

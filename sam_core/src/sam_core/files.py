@@ -22,14 +22,14 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of a file system that has no locks."""
 
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
-"""Errors of writing, which name no file. Others without a name, as of a process or a connection, are of no file."""
+"""Errors of writing, which name no file. Other unnamed errors, such as those of a process, concern no file."""
 
 
 def check_output(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
-    """Check that a file can be written to `path`, before the work that leads to it.
+    """Check that a file can be written to `path`, before its content is computed.
 
-    Raises ValueError, one sentence, if `path` is one of `inputs`, also by another name or a link; OSError, which names
-    `path`, if `path` is a folder, or its folder cannot be written.
+    Raises ValueError, one sentence, if `path` is one of `inputs`, also under another name or through a link; OSError,
+    which names `path`, if `path` is a folder or its folder cannot be written to.
     """
     if any(_is_same(path, other) for other in inputs):
         raise ValueError(f"{path} is also an input or another output, and would be lost: name another file")
@@ -46,11 +46,11 @@ def check_output(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> N
 
 @contextlib.contextmanager
 def replacing(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> Iterator[Path]:
-    """The path of a temporary file. What the block writes there becomes the content of `path`, if it raised nothing.
+    """Yield the path of a temporary file, which replaces `path` if the block raises nothing.
 
-    A new file takes the place of the old one and keeps its permissions. Where `path` is a symbolic link, the file that
-    it leads to is replaced. A device or pipe, such as /dev/stdout, is written to. Raises what `check_output` does, and
-    OSError, which names `path`, if it cannot be written.
+    The new file keeps the permissions of the old one. If `path` is a symbolic link, its target is replaced. A device or
+    pipe, such as /dev/stdout, is written to. Raises what `check_output` raises, and OSError, which names `path`, if it
+    cannot be written.
     """
     check_output(path, inputs)
     special, target = _is_special(path), Path(os.path.realpath(path))
@@ -84,7 +84,7 @@ def replacing(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> Iter
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Let an error of writing in the block (NOT_WRITTEN), such as that of a full disk, name `path`."""
+    """Add `path` to an error of writing in the block (NOT_WRITTEN), such as a full disk."""
     try:
         yield
     except OSError as error:
@@ -94,7 +94,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any, inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
-    """Write a file as `replacing` does; raises what it raises."""
+    """Write `value` as JSON with `replacing`; raises what that raises."""
     with replacing(path, inputs) as temporary, open(temporary, "w") as file:
         json.dump(value, file, indent=1)
         file.write("\n")
@@ -154,14 +154,14 @@ def _named(number: int, path: str | os.PathLike[str]) -> OSError:
     return OSError(number, os.strerror(number), os.fspath(path))
 
 
-def try_lock(descriptor: int, path: Path, take: Callable[[int, int], None] = fcntl.flock) -> None:
+def try_lock(descriptor: int, path: Path, lock_file: Callable[[int, int], None] = fcntl.flock) -> None:
     """Lock an open file for this process and its forked children; with fcntl.lockf, for this process alone.
 
     Raises BlockingIOError if another process holds it; ValueError, one sentence, if its file system has no locks;
     OSError.
     """
     try:
-        take(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
@@ -173,10 +173,10 @@ def try_lock(descriptor: int, path: Path, take: Callable[[int, int], None] = fcn
 
 
 def lock(path: Path, timeout_s: float) -> int:
-    """Lock a file for this process until the returned descriptor, or any other of the process for that file, is closed.
+    """Lock a file for this process until the returned descriptor, or any other that it has for the file, is closed.
 
-    Forked children do not hold the lock. Raises BlockingIOError if another process holds it all the time, else what
-    `try_lock` raises.
+    Forked children do not hold the lock. Raises BlockingIOError if another process holds it until the timeout, and
+    what `try_lock` raises.
     """
     descriptor, end = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), time.monotonic() + timeout_s
     try:

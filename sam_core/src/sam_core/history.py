@@ -23,19 +23,19 @@ from sam_core.options import Options
 from sam_core.switch import Switch
 
 MAX_SAVING_SHARE = 0.01
-"""Share of the time that saving may take."""
+"""Maximum share of the time spent saving."""
 
 MIN_BUSY_INTERVAL_S = 60.0
-"""Seconds between two saves while requests run, at least."""
+"""Minimum seconds between two saves while requests run."""
 
 RETRY_S = 60.0
-"""Seconds from a failed save to the next attempt, at least."""
+"""Minimum seconds from a failed save to the next attempt."""
 
 LOCK_TIMEOUT_S = 60.0
 """Seconds that an engine waits for the previous one, which may still be shutting down."""
 
 NOT_NOW = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors of a folder that can be read, and perhaps written later: an engine starts, and tries again when it saves."""
+"""Errors of a folder that can be read, and perhaps written later: the engine starts, and tries again when it saves."""
 
 
 class SaveTimer:
@@ -43,7 +43,7 @@ class SaveTimer:
 
     Args:
         clock: seconds, monotonic.
-        min_interval: seconds from the start and between two saves, at least.
+        min_interval: minimum seconds from the start to the first save and between two saves.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, min_interval: float = 0.0) -> None:
@@ -68,13 +68,13 @@ class SaveTimer:
 
 
 class LatestSaver:
-    """Saves the latest state in a thread. No caller waits for it; a process that ends does. Failures are logged.
+    """Saves the latest state in a thread. Callers do not wait for it; the process waits at exit. Failures are logged.
 
     failed: whether the latest save failed.
 
     Args:
         thread: its name.
-        said: the words of a warning before the cause.
+        said: beginning of a warning, which the cause follows.
     """
 
     def __init__(self, thread: str, logger: logging.Logger, said: str) -> None:
@@ -90,7 +90,7 @@ class LatestSaver:
             thread.join()
 
     def _begin(self, timer: SaveTimer, write: Callable[..., None], *state: Any) -> None:
-        """Have the thread call `write(*state)` after the call that it is in, and none that was to come after that."""
+        """Have the thread call `write(*state)` after its current call, in place of any call that was to follow."""
         with self._lock:
             self._next = functools.partial(timer.run, functools.partial(write, *state))
             if self._thread:
@@ -120,14 +120,14 @@ class LatestSaver:
 class SavedHistory(LatestSaver):
     """One engine's files in the folder `options.history`: the pool's texts, and what switch `auto` learned.
 
-    `engine-<rank>/pool` is what Pool.save writes, `engine-<rank>/switch.json` the state of the switch. Each is replaced
-    as a whole, by a thread: when no request runs, and less often while requests run. See SaveTimer.
+    `engine-<rank>/pool` is what Pool.save writes, `engine-<rank>/switch.json` the state of the switch. A thread
+    replaces each as a whole: when no request runs, and less often while requests run. See SaveTimer.
 
     Args:
         options: with `history`.
-        rank: of the engine among those that use the folder.
+        rank: the engine's number among those that use the folder.
         logger: reports what was loaded, and why something was not saved.
-        vocab_size, tokenizer: of the model, as for Pool.
+        vocab_size, tokenizer: those of the model, see Pool.
 
     Raises:
         ValueError: one sentence: the folder cannot be used, or another engine uses it. A full disk is only a warning.
@@ -164,7 +164,7 @@ class SavedHistory(LatestSaver):
             logger.warning("history cannot be saved to %s (%s); trying again later", self.folder, e.strerror)
 
     def _prepare(self) -> None:
-        """Make the folder, for this engine alone."""
+        """Create the folder and lock it for this engine."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._hold()
         for partial in (*self.folder.glob(".pool-*"), *self.folder.glob(".switch.json.*")):
@@ -173,9 +173,9 @@ class SavedHistory(LatestSaver):
         self._prepared = True
 
     def _hold(self) -> None:
-        """Lock the folder until this object is gone: an engine may build its proposer twice, and keep the second.
+        """Lock the folder until this object is freed: an engine may build its proposer twice, and keep the second.
 
-        The system only knows processes: of one process, `_holders` tells who has the lock. A forked child has none.
+        A lock belongs to a process; `_holders` tells which object of the process has it. A forked child has no lock.
         """
         path = self.folder.resolve() / "lock"
         if (holder := _holders.get((os.getpid(), path))) is self:
@@ -192,7 +192,7 @@ class SavedHistory(LatestSaver):
         _holders[os.getpid(), path] = self
 
     def _check_folder(self) -> None:
-        """Some file systems force a mode or an owner that Pool.load refuses: fail now, not when a run resumes."""
+        """Fail now, not when a run resumes, if the file system forces a mode or an owner that Pool.load refuses."""
         trial = self.folder / ".pool-trial"
         try:
             Pool(1 << 20).save(trial)
@@ -203,9 +203,9 @@ class SavedHistory(LatestSaver):
             trial.unlink(missing_ok=True)
 
     def load(self) -> Pool | None:
-        """A pool with the saved texts, None if there are none.
+        """A pool with the saved texts; None if there are none.
 
-        Raises ValueError, one sentence, if they are of another engine.
+        Raises ValueError, one sentence, if this engine cannot use them.
         """
         options = self.options
         try:
@@ -221,7 +221,7 @@ class SavedHistory(LatestSaver):
         if pool.rule != options.rule or set(pool.sources) != set(options.sources):
             raise ValueError(
                 f"{self.texts} was saved with rule {pool.rule} and sources {', '.join(pool.sources)}: "
-                "go on with those, or name another folder as history"
+                "use the same, or name another folder as history"
             )
         stats = pool.stats()
         self.logger.info(
@@ -251,12 +251,13 @@ class SavedHistory(LatestSaver):
             raise ValueError(f"{self.switch_state} cannot be used ({e}): remove it") from None
 
     def save(self, pool: Pool, switch: Switch, idle: bool) -> bool:
-        """Have the thread save, if it is due; whether it will be saved.
+        """Have the thread save if a save is due; returns whether it will.
 
         Other users of the pool wait only while texts are listed. A failure leaves the old files in place.
 
         Args:
-            idle: no request runs. Else it is due at most every MIN_BUSY_INTERVAL_S, and not while the thread saves.
+            idle: whether no request runs. If some run, a save is due at most every MIN_BUSY_INTERVAL_S, and not while
+                the thread saves.
         """
         timer = self.timer if idle else self.busy_timer
         if not timer.due or self._thread and not idle:
@@ -273,4 +274,4 @@ class SavedHistory(LatestSaver):
 
 
 _holders: weakref.WeakValueDictionary[tuple[int, Path], SavedHistory] = weakref.WeakValueDictionary()
-"""By process and lock."""
+"""The holder of each lock, by process and file."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels that complete drafts on a device and learn how likely they are accepted (see `device_drafts`).
+"""Triton kernels that complete drafts on a device and learn their acceptance rates (see `device_drafts`).
 
-No value is read by the host, and no kernel is compiled anew for another number of requests.
+The host reads no value, and no kernel is recompiled for another number of requests.
 
-Shapes: B requests of a step, k draft tokens a request, W tokens a request that the host does not know, at most.
+Shapes: B requests of a step; per request at most k draft tokens, and at most W tokens that the host does not know.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -21,7 +21,7 @@ from sam_core.budget import Calibration
 from sam_core.verify import to_device
 
 NUM_FIELDS = 3
-"""Numbers of a request before its chain."""
+"""Numbers that precede a request's chain."""
 _NUM_FIELDS, _NUM_NGRAMS = tl.constexpr(NUM_FIELDS), tl.constexpr(len(table.NGRAMS))
 _MAX_NGRAM, _MAX_TOKEN, _UNIT = (tl.constexpr(each) for each in (table.MAX_NGRAM, table.MAX_TOKEN, table.UNIT))
 _CHECK, _COMMON, _LOOK_UPS = (tl.constexpr(each) for each in (table.CHECK, table.COMMON, table.LOOK_UPS))
@@ -32,14 +32,14 @@ _PRIOR_SAMPLES, _DECAY = tl.constexpr(Calibration.PRIOR_SAMPLES), tl.constexpr(C
 
 
 class Drafter:
-    """Completes drafts on a device, and holds what it needs there: a copy of the table, counts of verified tokens.
+    """Completes drafts on a device, where it holds a copy of the table and counts of verified tokens.
 
-    A class of draft tokens counts how many were verified and how many of them were accepted. Counts decay and are drawn
-    to their prior as those of budget.Calibration, so that what is no longer verified is tried again.
+    For each class of draft tokens it counts how many were verified and how many of them were accepted. As in
+    budget.Calibration, counts decay and rates tend to a prior, so classes that are no longer verified are tried again.
 
     Args:
         ngrams: the table on the host.
-        num_states: rows of the engine's states of requests, one of which each request keeps.
+        num_states: rows of the engine's request states; each request keeps its row.
         k: maximum tokens of a draft.
         width: W.
         adaptive: whether drafts get confidences.
@@ -57,11 +57,11 @@ class Drafter:
         self.classes = torch.full((num_states, k), table.FILLER, dtype=torch.int32, device=device)
 
     def learn(self, states: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor) -> None:
-        """A step has verified the last drafts of B requests.
+        """Learn from a step that has verified the latest drafts of B requests.
 
         Args:
             states: int [B], rows of the requests' states.
-            num_sampled: int [B], the accepted draft tokens and one more.
+            num_sampled: int [B], accepted draft tokens plus one.
             num_rejected: int [B], draft tokens that were verified and not accepted.
         """
         _learn[(1,)](
@@ -80,7 +80,7 @@ class Drafter:
     def draft(
         self,
         requests: npt.NDArray[np.int64],
-        cells: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
         values: npt.NDArray[np.int32],
         states: torch.Tensor,
         texts: torch.Tensor,
@@ -88,26 +88,26 @@ class Drafter:
         drafts: torch.Tensor,
         confidences: torch.Tensor,
     ) -> None:
-        """Draft behind the tokens that steps have sampled since the host looked.
+        """Draft what may follow the tokens that steps have sampled since the host read them.
 
         Args:
-            requests: int64 [B, NUM_FIELDS + W + k], on the host: how many tokens of each text the host knows, the
-                number of its group, the length of its chain, and what the host drafts behind the tokens that it knows,
-                as `device_drafts.pack` returns it.
-            cells, values: changes of the table, as NgramTable.changes returns them.
+            requests: int64 [B, NUM_FIELDS + W + k], on the host: the number of tokens of each text that the host knows,
+                the number of its group, the length of its chain, and the chain itself, as `device_drafts.pack` returns
+                it.
+            indices, values: changes of the table, as NgramTable.changes returns them.
             states: int [B], rows of the requests' states.
-            texts: int32 [num_states, T], tokens of the texts, of which the host knows all but the last W, at most.
+            texts: int32 [num_states, T], tokens of the texts; the host lacks at most the last W of each.
             lengths: int32 [num_states], tokens of each text.
-            drafts: int64 [B, k], written; behind a draft's end stands its last token again.
-            confidences: float32 [B, k], written if adaptive: the share that was accepted so far of such tokens if all
-                before them are; 0 behind a draft's end.
+            drafts: int64 [B, k], written; after a draft's end its last token is repeated.
+            confidences: float32 [B, k], written if adaptive: the estimated probability that each token is accepted if
+                all tokens before it are; 0 after a draft's end.
         """
-        num_numbers, num_cells = requests.size, len(cells)
-        pairs = np.pad(values, (0, num_cells % 2)).view(np.int64)
-        uploaded = to_device(np.concatenate([requests.ravel(), cells, pairs]), self.memory.device)
-        if num_cells:
-            places = uploaded[num_numbers : num_numbers + num_cells]
-            self.memory.index_copy_(0, places, uploaded[num_numbers + num_cells :].view(torch.int32)[:num_cells])
+        num_numbers, num_changed = requests.size, len(indices)
+        pairs = np.pad(values, (0, num_changed % 2)).view(np.int64)
+        uploaded = to_device(np.concatenate([requests.ravel(), indices, pairs]), self.memory.device)
+        if num_changed:
+            places = uploaded[num_numbers : num_numbers + num_changed]
+            self.memory.index_copy_(0, places, uploaded[num_numbers + num_changed :].view(torch.int32)[:num_changed])
         _draft[(len(requests),)](
             uploaded,
             states,
@@ -156,8 +156,11 @@ def _draft(
     LOOKED_UP: tl.constexpr,
     ADAPTIVE: tl.constexpr,
 ):
-    """A program for each request. Blocks: SAMPLED tokens that the host does not know; COLUMNS, MAX_NGRAM tokens before
-    the draft and the draft; LOOKED_UP n-grams, in the group and anywhere."""
+    """One program per request.
+
+    Blocks: SAMPLED tokens that the host does not know; COLUMNS for MAX_NGRAM tokens before the draft, and the draft;
+    LOOKED_UP n-grams, in the group and in all texts.
+    """
     request = tl.program_id(0).to(tl.int64)
     requests_ptr += request * (_NUM_FIELDS + W + K)
     known, group, chain_length = tl.load(requests_ptr), tl.load(requests_ptr + 1), tl.load(requests_ptr + 2)
@@ -209,13 +212,13 @@ def _draft(
         match = (confirmed * 2 * _NUM_NGRAMS + which + _NUM_BINS).to(tl.int32)
         ahead = column - drafted
         is_new = is_column & (ahead >= 0)
-        # Position 0, the most frequent token, without a match.
+        # Without a match the position is 0, that of the most frequent token.
         copied = tl.load(memory_ptr + best % _UNIT + ahead, mask=is_new, other=0)
         found = tl.min(tl.where(is_new & (copied < 0), ahead, K), 0)
         tokens = tl.where(is_new, tl.maximum(copied, 0), tokens)
         copied_class = tl.where(best > 0, tl.where(ahead > 0, match + _NUM_MATCHES, match), _FILLER)
         classes = tl.where(is_new, copied_class, classes)
-        # A position in a row that has a shorter text now may be its end.
+        # The position may hold NO_TOKEN if a shorter text has reused the page since.
         drafted = tl.minimum(drafted + tl.maximum(found, 1), K)
 
     end = tl.sum(tl.where(column == drafted - 1, tokens, 0), 0)
@@ -226,7 +229,7 @@ def _draft(
         prior = tl.load(prior_ptr + classes)
         verified, accepted = tl.load(counts_ptr + classes), tl.load(counts_ptr + _NUM_CLASSES + classes)
         rate = (accepted + _PRIOR_SAMPLES * prior) / (verified + _PRIOR_SAMPLES)
-        # A chain's own figure is finer than its bin: it is corrected by what the bin's tokens were worth.
+        # A chain's probability is finer than its bin: scale it by the bin's acceptance rate over its prior.
         fine = rate * (probability.to(tl.float32) / _SCALE) / tl.maximum(prior, 1e-6)
         confidence = tl.minimum(tl.maximum(tl.where(classes < _NUM_BINS, fine, rate), 0.0), 1.0)
         tl.store(confidences_ptr + request * K + column, confidence, mask=is_column)
@@ -248,7 +251,7 @@ def _learn(
     REQUESTS: tl.constexpr,
     COUNTS: tl.constexpr,
 ):
-    """One program, so that all counts have decayed before any is added to."""
+    """One program, so that all counts decay before any is increased."""
     count_ptr, is_count = counts_ptr + tl.arange(0, COUNTS), tl.arange(0, COUNTS) < 2 * _NUM_CLASSES
     tl.store(count_ptr, tl.load(count_ptr, mask=is_count, other=0.0) * _DECAY, mask=is_count)
     tl.debug_barrier()
@@ -259,7 +262,7 @@ def _learn(
         state = tl.load(states_ptr + request, mask=is_request, other=0).to(tl.int64)[:, None]
         accepted = tl.maximum(tl.load(num_sampled_ptr + request, mask=is_request, other=0) - 1, 0)[:, None]
         is_refused = tl.load(num_rejected_ptr + request, mask=is_request, other=0)[:, None] > 0
-        # Those behind the first refused token say nothing.
+        # Tokens after the first refused one say nothing.
         is_graded = is_request[:, None] & (column < K) & (column < accepted + is_refused.to(tl.int32))
         classes = tl.load(classes_ptr + state * K + column, mask=is_graded, other=0)
         ones = tl.full((REQUESTS, COLUMNS), 1.0, tl.float32)

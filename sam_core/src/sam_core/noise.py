@@ -94,7 +94,7 @@ def _arange(length: int, device: torch.device) -> torch.Tensor:
 
 
 def _race(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """The token of each row of `probs` float32 [N, V] that wins with its row of `noise`: int64 [N]."""
+    """The token that wins in each row of `probs` float32 [N, V] with the same row of `noise`: int64 [N]."""
     num_tokens, vocabulary = probs.shape
     if vocabulary % BLOCK:
         probs = F.pad(probs, (0, -vocabulary % BLOCK))
@@ -116,7 +116,7 @@ def seeded_sample(probs: torch.Tensor, keys: torch.Tensor, positions: torch.Tens
 
 
 class Noise:
-    """Seeded noise of a step's requests, that of `seeded_sample`, in the place of an engine's generators.
+    """The noise of `seeded_sample` for the requests of a step, in place of an engine's generators.
 
     Positions are indexes in the whole text, prompt and answer, so that the turns of a conversation, which are separate
     requests with the same seed, do not share noise.
@@ -124,8 +124,8 @@ class Noise:
     Args:
         keys: int64 [B] on the host.
         first: int64 [B] on the host, position of the first token that the step samples for each request.
-        num_draft_tokens: of each request; None: no drafts.
-        device: of the probabilities.
+        num_draft_tokens: the number of each request; None: no drafts.
+        device: that of the probabilities.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ def check_device(device: torch.device | str) -> None:
     starts = _start(keys.to(device), positions.to(device))
     if not torch.equal(_words(starts, 64).cpu(), _words(_start(keys, positions), 64)):
         raise RuntimeError(
-            f"64-bit integers on {device} do not wrap as those of the CPU do, so seeded verification would sample from "
+            f"64-bit integers on {device} do not wrap as on the CPU, so seeded verification would sample from "
             "a wrong distribution there: use verify: rejection"
         )
     words = torch.tensor([0, 1, 2, 77, *(2**bit - 1 for bit in range(8, 32))], dtype=torch.int32)

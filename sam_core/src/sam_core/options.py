@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of speculative method `sam`, under the one set of names that engines, recipes and docs use."""
+"""Options of speculative method `sam`, under the names that engines, recipes and docs share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sam_core._sam import Rule, Source
 
 INTERFACE = __version__.rpartition(".")[0]
-"""major.minor of this version, which changes with every function that the engine patches call."""
+"""major.minor of this version. It changes whenever a function changes that the engine patches call."""
 
 RULES: tuple[Rule, ...] = ("oldest", "newest", "count", "suffix", "blend")
 SOURCES: tuple[Source, ...] = ("request", "group", "history", "common")
@@ -24,12 +24,13 @@ SwitchName = Literal["batch", "auto"]
 SWITCHES: tuple[str, ...] = get_args(SwitchName)
 VERIFY = ("rejection", "seeded")
 MAX_K = 15
-"""Maximum tokens per draft: attention kernels take 16 query tokens per request (vllm-ascend 0.23, decode_threshold)."""
+"""Maximum tokens per draft: attention kernels accept 16 query tokens per request (vllm-ascend 0.23,
+decode_threshold)."""
 DEFAULT_K = MAX_K
-"""Tokens per draft: `auto` takes fewer where fewer pay (docs/results.md)."""
+"""Default tokens per draft; `auto` uses fewer where that pays (docs/results.md)."""
 
 MAX_AUTO_MIN_PROB = 0.02
-"""Greatest min_prob with `auto`, which ends drafts itself where they are not worth their cost."""
+"""Largest min_prob that `auto` uses: it ends drafts itself where they are not worth their cost."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,18 @@ class Options:
 
     rule: how a draft is chosen from earlier continuations: `oldest`, `newest`, `count`, `suffix` or `blend`.
     sources: texts that are searched: `request` (its own prompt and answer), `group` (answers to the same prompt),
-        `history` (answers to the prompt that ended before the running ones began; needs `group`), and `common` (counts
-        of what followed the last tokens in all requests of the engine, for rule `blend`).
-    switch: `auto` gives each request of each step its own number of tokens, by what steps cost and drafts are worth,
-        both learned at run time; `batch` drafts while at most `threshold` requests run in a step.
-    threshold: running requests, at least 1; `auto` ignores it. Given to an engine without `switch`, it chooses `batch`.
-    memory_bytes: limit for all indexes of one engine. The second runner's table on the device takes up to a 16th more.
+        `history` (earlier answers to the same prompt, which ended before the running ones began; needs `group`), and
+        `common` (counts of what followed the last tokens in all requests of the engine, for rule `blend`).
+    switch: `auto` chooses the draft tokens per request and step from the cost of steps and the value of drafts, both
+        learned at run time; `batch` drafts while at most `threshold` requests run in a step.
+    threshold: maximum running requests for `batch`, at least 1; `auto` ignores it. An engine for which `threshold` is
+        given without `switch` uses `batch`.
+    memory_bytes: limit for all indexes of one engine. The second runner's table on the device needs up to 1/16 more.
     verify: `rejection` (the engine's own method) or `seeded`: the noise of a token depends only on the request's seed
         and the token's position, so that the text is the same with and without drafts. Both sample the model's
         distribution.
     min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1;
-        with 0 before it falls below 2**-30. With `auto` at most MAX_AUTO_MIN_PROB counts.
+        with 0 before it falls below 2**-30. `auto` uses at most MAX_AUTO_MIN_PROB.
     corpus: path of a file that `python -m sam_core build-corpus` wrote, a source for all requests; None: none.
     history: full path of a folder that outlives the engine, where its history and what switch `auto` learned are saved
         and restored; None: they are lost when the engine ends. Needs source `history`.
@@ -66,15 +68,15 @@ class Options:
 
     @property
     def repeats_noise(self) -> bool:
-        """Whether an engine may verify drafts by the random numbers that they were sampled with.
+        """Whether an engine may verify drafts with the same random numbers that sampled them.
 
-        An engine that starts again draws the numbers of its last start, whose answers `history` or a corpus may hold.
+        A restarted engine draws the same numbers again, and `history` or a corpus may hold its earlier answers.
         """
         return self.verify == "rejection" and bool(self.history or self.corpus)
 
     @property
     def pool_min_prob(self) -> float:
-        """min_prob of the pool that drafts."""
+        """min_prob of the pool."""
         return min(self.min_prob, MAX_AUTO_MIN_PROB) if self.switch == "auto" else self.min_prob
 
     @classmethod
@@ -91,7 +93,7 @@ class Options:
             k: `num_speculative_tokens`.
             sam: `speculative_config["sam"]`, or None.
             interface: major.minor of the sam_core that the engine's patches are written for.
-            verify: modes of verification that they have.
+            verify: verification modes that the patches have.
         """
         if interface != INTERFACE:
             raise ValueError(
@@ -171,11 +173,11 @@ def _check_corpus(path: Any) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _verify_corpus(path: str, *identity: int) -> None:
-    """Raise what `describe` raises; reads a file once, however often options are made."""
+    """Raise what `describe` raises; reads a file once, however often it is checked."""
     describe(path)
 
 
 def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Raise ValueError, one sentence, unless the value of option `name` is one of those allowed."""
+    """Raise ValueError, one sentence, unless the value of option `name` is allowed."""
     if value not in allowed:
         raise ValueError(f"{name} {value!r} is not available; this version has {', '.join(allowed)}")

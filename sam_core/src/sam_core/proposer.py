@@ -24,13 +24,13 @@ from sam_core.tokenizer import fingerprint
 
 Int32 = npt.NDArray[np.int32]
 REPORT_INTERVAL_S = 1.0
-"""Seconds between two reports of the counters, at least, and between two calls with news for the engine, at most."""
+"""Minimum seconds between two reports of the counters, and maximum seconds between two steps with `has_news`."""
 FEED_INTERVAL = 32
-"""Steps in which each request is fed once while there are no drafts."""
+"""While there are no drafts, each request is fed once in this number of steps."""
 MAX_THREADS = 8
-"""Threads that draft for 1,024 requests or more, where the process may use as many processors."""
+"""Maximum threads, used for 1,024 requests or more; limited to the processors that the process may use."""
 MIN_FEED_BATCH = 64
-"""Requests that are fed together, if so many run: a call costs more than the tokens of a few requests."""
+"""Minimum requests to feed together, if that many run: a call costs more than the tokens of a few requests."""
 
 
 _LOGGER = logging.getLogger("sam_core")
@@ -39,9 +39,8 @@ _LOGGER = logging.getLogger("sam_core")
 class Step:
     """The B requests of a step.
 
-    slots, ends, prompts: int32 [B]; ends and prompts are the tokens of each row that are certain, and those of its
-    prompt.
-    index: the slots as int64 [B], by which NumPy indexes five times as fast.
+    slots, ends, prompts: int32 [B]; `ends` counts the certain tokens of each row, `prompts` those of its prompt.
+    index: the slots as int64 [B], with which NumPy indexes five times as fast.
     """
 
     __slots__ = ("req_ids", "slots", "index", "token_rows", "ends", "prompts")
@@ -54,31 +53,33 @@ class Step:
 
 
 class SamProposer:
-    """Drafts for an engine's requests, which it knows by their ids.
+    """Drafts for an engine's requests, which are identified by their ids.
 
-    Feeds row[fed:length] of each request, so that every token enters the indexes exactly once, whatever the engine did
-    meanwhile: chunked prefill, preemption and resumption, steps with the switch off. In a step with drafts all requests
-    are fed; without drafts each is fed once in FEED_INTERVAL steps, and when it ends.
+    Feeds row[fed:length] of each request, so that every token enters the indexes exactly once, whatever the engine
+    does: chunked prefill, preemption and resumption, steps with the switch off. In a step with drafts all requests are
+    fed; without drafts each is fed once in FEED_INTERVAL steps, and when it ends.
 
-    An engine whose graphs of decoding hold exactly k + 1 tokens per request calls `make_uniform`.
+    An engine whose decode graphs hold exactly k + 1 tokens per request calls `make_uniform`.
 
     Args:
         k: maximum tokens of a draft.
-        sam: the engine's `speculative_config["sam"]`, or None for the defaults. ValueError names a wrong one.
-        max_model_len: no draft reaches beyond it.
+        sam: the engine's `speculative_config["sam"]`, or None for the defaults. Raises ValueError for an invalid
+            option.
+        max_model_len: maximum length of a text, drafts included.
         vocab_size: tokens of the model's vocabulary, to which drafts are limited; None: unknown.
-        tokenizer: the folder of the model's tokenizer, or a name, which is ignored: a corpus or a history of another
-            tokenizer is refused if both are known.
+        tokenizer: folder of the model's tokenizer; a name on a hub is ignored. A corpus or history of another tokenizer
+            is refused if both are known.
         drafting: False on ranks whose drafts the engine does not use; they keep no index.
-        rank: of the engine among those that share options, as data-parallel ranks do; names its files in `history`.
-        exclusion_reason: why the request with this id is never drafted, one of EXCLUSION_REASONS, or None.
-        group_of: the group of the request with this id, which shares drafts: BY_PROMPT, the requests with the same
-            prompt; bytes, those with this name, where a request continues the text of an ended one that its prompt
-            begins with; None, no other. Called when the request is first in a step.
-        is_isolated: whether nothing of the request with this id may reach other groups or later requests (see
-            `Pool.open`).
+        rank: the engine's number among those that share options, such as data-parallel ranks; names its files in
+            `history`.
+        exclusion_reason: returns why the request with this id is never drafted, one of EXCLUSION_REASONS, or None.
+        group_of: returns the group of the request with this id; the requests of a group share drafts. BY_PROMPT: the
+            requests with the same prompt. bytes: the requests with this name; one whose prompt begins with the text of
+            an ended one continues that text. None: no other request. Called in the request's first step.
+        is_isolated: returns whether the text of the request with this id is kept from other groups and later requests
+            (see `Pool.open`).
         renew_noise: called once on each rank, by the first `propose`, if `Options.repeats_noise`.
-        logger: the engine's, which reports each time the switch turns.
+        logger: the engine's; it receives a message whenever the switch turns.
     """
 
     def __init__(
@@ -129,39 +130,39 @@ class SamProposer:
             self.saved.restore_switch(self.switch)
         self._slots: dict[str, int] = {}
         fields = [
-            ("prompt", np.int32),  # tokens of the engine's prompt
-            ("answer_start", np.int32),  # of these, those before the answer, which an earlier request may have begun
+            ("prompt", np.int32),  # prompt tokens
+            ("answer_start", np.int32),  # prompt tokens before the answer, which an earlier request may have begun
             ("fed", np.int32),  # tokens in the pool
-            ("unpadded", np.int32),  # tokens of a padded draft that are no padding; k: no padding is to be counted
-            ("padded", np.int32, (k,)),  # that draft
+            ("unpadded", np.int32),  # tokens of a padded draft before its padding; k: no padding to count
+            ("padded", np.int32, (k,)),  # the padded draft
             ("excluded", np.bool_),
-            ("drafted", np.bool_),  # whether it got a draft in the last step
+            ("drafted", np.bool_),  # whether the last step gave it a draft
         ]
         self._requests = np.zeros(1, np.dtype(fields, align=True))  # by slot
         self._step: Step | None = None
         self._has_drafts = False
         self._turn = 0
         self.has_news = True
-        """Whether the engine must receive the last step's drafts; False if there are none, as in the step before."""
+        """Whether the engine must receive the result of the last `propose`; mostly False while there are no drafts."""
         self._news_time = self._report_time = -REPORT_INTERVAL_S
         self._reported: dict[str, Any] = {}
         self._positions = Positions()
-        # of the last step with drafts: slots, tokens of each row before it and in it, and whether there was a draft
+        # of the last step with drafts: slots, tokens of each row before it, tokens gained in it, whether it had a draft
         self._gained: tuple[npt.NDArray[np.int64], Int32, Int32, npt.NDArray[np.bool_]] | None = None
         self._excluded: Counter[str] = Counter()
         self._withheld = self._padding = self._padding_accepted = 0
         self._seconds = 0.0
 
     def make_uniform(self) -> None:
-        """From now on all requests of a step get drafts of k tokens, or all get none; call it before the first request.
+        """From now on, give all requests of a step drafts of k tokens, or none. Call it before the first request.
 
-        A draft that ends sooner is padded: by the pool's further guesses, however improbable, then by repetitions of
+        A shorter draft is padded: first with the pool's further guesses, however improbable, then with repetitions of
         its last token, or of the text's. Padding is verified like any draft and accepted with the probability that the
-        model gives it, so it changes no distribution. It is only counted apart.
+        model gives it, so it changes no distribution. It is only counted separately.
 
-        All get none if there would be nothing but padding, or if one request cannot take k tokens: because it must not
-        be drafted, or max_model_len is near. A step in which a prompt is still being read is not uniform with any
-        drafts; its drafts are not padded.
+        No request gets a draft if there would be only padding, or if one request must not be drafted or is within k
+        tokens of max_model_len. A step that still reads a prompt is not uniform with any drafts, so its drafts are not
+        padded.
         """
         self.uniform = True
         self.pool.min_prob = 0.0
@@ -186,18 +187,19 @@ class SamProposer:
         Args:
             req_ids: the B requests of the step.
             token_rows: int32 [>= B, max_model_len], row i holds prompt and answer of request i. The pool reads it in
-                place: rows may be at any distance, but each must be contiguous.
-            lengths: tokens of row i that are certain: prompt and sampled tokens, no drafts.
-            prompt_lengths: tokens of row i that are its prompt.
+                place: rows may have any stride, but each must be contiguous.
+            lengths: number of certain tokens in row i: prompt and sampled tokens, no drafts.
+            prompt_lengths: number of prompt tokens in row i.
             may_draft: false for a request that must not be drafted, such as a partial prefill.
-            num_tokens: all tokens that the step computed, prompts and drafts included.
-            num_steps: engine steps since the last call, up to FEED_INTERVAL: a caller may leave out calls while the
+            num_tokens: all tokens that the step computed, including prompts and drafts.
+            num_steps: engine steps since the previous call, up to FEED_INTERVAL: a caller may skip calls while the
                 switch is off and the requests stay the same.
-            planned: False: the next step was planned without drafts, so the switch only decides whether later ones are
-                planned with some.
-            index_later: draft before this step's tokens are indexed, which takes half of the time. `catch_up` indexes
-                them and lets the switch learn: call it where the host would wait for the device. Without it the next
-                call does.
+            planned: whether the next step was planned with drafts. If not, the switch only decides whether later steps
+                are planned with drafts.
+            index_later: draft before this step's tokens are indexed, which halves the time. `catch_up` indexes them and
+                lets
+                the switch learn: call it where the host would wait for the device. Otherwise the next `propose` does
+                    it.
 
         Returns:
             One list of at most k tokens per request, all empty while the switch is off; see also `make_uniform`.
@@ -234,7 +236,7 @@ class SamProposer:
         return drafts
 
     def _step_of(self, req_ids: Sequence[str]) -> tuple[Step, bool]:
-        """The step of these requests, and whether they are those of the last step."""
+        """The step of these requests, and whether they are the same as in the previous step."""
         step = self._step
         if step is not None and step.req_ids == req_ids:
             return step, True
@@ -245,7 +247,7 @@ class SamProposer:
     def _open_changed(self, step: Step) -> Int32:
         """Open slots for new requests and for those whose text changed: the engine took tokens back, or a prompt grew.
 
-        Returns int32 [B], the tokens of each row that are in the pool.
+        Returns the number of tokens of each row that are in the pool, int32 [B].
         """
         fed = self._requests["fed"][step.index]
         changed = (step.slots < 0) | (step.ends < fed) | (step.prompts != self._requests["prompt"][step.index])
@@ -254,12 +256,12 @@ class SamProposer:
                 req_id, prompt = step.req_ids[i], step.token_rows[i, : step.prompts[i]]
                 self._close(req_id, keep=False)
                 step.slots[i] = step.index[i] = self._open(req_id, np.ascontiguousarray(prompt))
-            self._step = step  # closing forgets it
+            self._step = step  # closing a request clears it
             fed = self._requests["fed"][step.index]
         return fed
 
     def _open(self, req_id: str, prompt: Int32) -> int:
-        self._count_gained()  # of the slot's last request too
+        self._count_gained()  # also for the slot's previous request
         slot = self.pool.open(prompt, self.group_of(req_id), self.is_isolated(req_id))
         self._slots[req_id] = slot
         if slot >= len(self._requests):
@@ -293,7 +295,7 @@ class SamProposer:
             self._feed(step, rows, starts[rows])
 
     def _feed(self, step: Step, rows: slice, starts: Int32) -> None:
-        """Feed these rows of a step from `starts` on, and draft nothing."""
+        """Feed these rows of a step from `starts` on, without drafting."""
         slots, ends = step.slots[rows], step.ends[rows]
         if (starts >= ends).all():
             return
@@ -345,7 +347,7 @@ class SamProposer:
     def _select_drafts(
         self, step: Step, decoding: bool, out: Int32, guessed: Int32, scores: npt.NDArray[np.float32], planned: bool
     ) -> list[list[int]]:
-        """The engine's drafts: of the first `guessed` tokens of each row of `out` those that the switch chooses."""
+        """The engine's drafts: the part of the first `guessed` tokens of each row of `out` that the switch chooses."""
         lengths = guessed
         if self.uniform:
             probable = (np.arange(self.k) < guessed[:, None]) & (scores >= self.options.min_prob)
@@ -369,7 +371,7 @@ class SamProposer:
         return to_lists(out, lengths)
 
     def _pad(self, step: Step, out: Int32, guessed: Int32, lengths: Int32) -> list[list[int]]:
-        """Drafts of k tokens: the `guessed` tokens of each row, of which `lengths` are no padding, then fillers."""
+        """Drafts of k tokens: the `guessed` tokens of each row, then fillers; all but `lengths` tokens are padding."""
         rows = np.arange(len(out))
         filler = np.where(guessed > 0, out[rows, guessed - 1], step.token_rows[rows, step.ends - 1])
         padded_drafts = np.where(np.arange(self.k) < guessed[:, None], out, filler[:, None])
@@ -380,7 +382,7 @@ class SamProposer:
         return drafts
 
     def _count_padding(self, step: Step, starts: Int32, counts: Int32) -> None:
-        """Count the padding of the last drafts, and how much of it the tokens fed now confirm."""
+        """Count the padding of the previous drafts, and how much of it the tokens fed now confirm."""
         rows = np.flatnonzero((self._requests["unpadded"][step.index] < self.k) & (counts > 0))
         slots, ahead = step.index[rows], np.arange(self.k)
         columns = np.minimum(starts[rows, None] + ahead, step.token_rows.shape[1] - 1)
@@ -394,7 +396,7 @@ class SamProposer:
         self._requests["unpadded"][slots] = self.k
 
     def catch_up(self) -> None:
-        """Index what a `propose` with `index_later` has left, learn from the step before, and count it."""
+        """Index the tokens that `propose` with `index_later` left; learn from the previous step and count it."""
         self.pool.catch_up()
         self.switch.learn()
         self._count_gained()
@@ -408,12 +410,12 @@ class SamProposer:
             self._gained = None
 
     def finish(self, req_ids: Iterable[str]) -> None:
-        """Requests have ended (finished or aborted); unknown ids are ignored.
+        """Close requests that finished or were aborted; unknown ids are ignored.
 
-        Call it before the engine moves or reuses rows of the last step, from which missing tokens are fed, or after
-        `forget_rows`.
+        Missing tokens are fed from the rows of the last step: call this before the engine moves or reuses them, or
+        after `forget_rows`.
 
-        If `history` names a folder, a thread saves the history: with the last request, and now and then before that.
+        If `history` names a folder, a thread saves the history when the last request ends, and at times before.
         """
         ended = [req_id for req_id in req_ids if req_id in self._slots]
         if step := self._step:
@@ -421,7 +423,7 @@ class SamProposer:
                 if req_id in step.req_ids:
                     row = step.req_ids.index(req_id)
                     request = self._requests[self._slots[req_id]]
-                    if step.prompts[row] == request["prompt"]:  # else what the pool has is a session's turn before
+                    if step.prompts[row] == request["prompt"]:  # else the pool has an earlier turn of a session
                         self._feed(step, slice(row, row + 1), request["fed"][None])
         for req_id in ended:
             self._close(req_id)
@@ -429,14 +431,14 @@ class SamProposer:
             self._unsaved = not self.saved.save(self.pool, self.switch, idle=not self._slots)
 
     def forget_rows(self) -> None:
-        """The engine moves or reuses rows of the last step: nothing more is fed from them."""
+        """Feed nothing more from the rows of the last step, which the engine moves or reuses."""
         self._step = None
 
     def complete(self, req_id: str, prompt_length: int, answer: Sequence[int]) -> None:
-        """Feed what the indexes lack of a request's answer, given whole: for a request that has left the engine's rows.
+        """Feed the missing part of a request's whole `answer`, after the request has left the engine's rows.
 
         The answer ends before its first negative number, a token that the engine does not know yet. Nothing is fed if
-        the prompt has grown, as that of a session does with each turn, and the indexes do not have it yet.
+        the prompt has grown since it was indexed, as it does in each turn of a session.
         """
         slot = self._slots.get(req_id)
         if slot is not None and prompt_length == self._requests["prompt"][slot]:
@@ -447,21 +449,22 @@ class SamProposer:
                 request["fed"] += len(rest)
 
     def take_back(self, req_id: str, length: int) -> None:
-        """Forget a request, until it is in a step again, if the pool has more than `length` tokens of its prompt and
-        answer: the engine has dropped the others and may sample as many anew before that step."""
+        """Forget a request, until its next step, if the pool has more than `length` tokens of its prompt and answer.
+
+        The engine has dropped the rest, and may sample the same number of new tokens before that step.
+        """
         slot = self._slots.get(req_id)
         if slot is not None and self._requests["fed"][slot] > length:
             self._close(req_id, keep=False)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start: flat, numbers only, so that two snapshots can be subtracted.
+        """Counters since the start: a flat mapping to numbers, so that two snapshots can be subtracted.
 
         excluded_<reason>: requests that are not drafted, by EXCLUSION_REASONS.
         proposed: draft tokens without padding.
         padding: tokens that make_uniform added and the engine verified.
-        proposed_<source>: the pool's guesses, if drafts are padded also those too improbable for a draft.
-        accepted_<source>, padding_accepted: tokens that the tokens fed next confirmed, whether the engine verified them
-            or not.
+        proposed_<source>: the pool's guesses; if drafts are padded, including those too improbable for a draft.
+        accepted_<source>, padding_accepted: those that the tokens fed next confirmed, verified by the engine or not.
         steps_from_<position>, tokens_from_<position>: what requests gained after a draft (see counters.Positions).
         """
         pool = self.pool.stats()
@@ -484,9 +487,9 @@ class SamProposer:
         }
 
     def report(self) -> dict[str, Any] | None:
-        """counters.since the last report, and switch_on, 1 or 0; None within REPORT_INTERVAL_S of it.
+        """The counts since the previous report, and switch_on, 1 or 0; None within REPORT_INTERVAL_S of it.
 
-        An engine may give each report to another of its front ends, which add them up.
+        An engine with several front ends sends each report to one of them, and each adds up its own.
         """
         now = time.monotonic()
         if not self.drafting or now - self._report_time < REPORT_INTERVAL_S:

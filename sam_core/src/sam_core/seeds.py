@@ -9,7 +9,7 @@ _MASK = (1 << 64) - 1
 
 
 def splitmix64(state: int) -> int:
-    """The 64-bit output of SplitMix64 (Steele, Lea and Flood 2014) at `state`, taken modulo 2**64: a bijection."""
+    """The 64-bit output of SplitMix64 (Steele, Lea and Flood 2014) at `state` modulo 2**64: a bijection."""
     z = state + GAMMA & _MASK
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK
@@ -25,8 +25,8 @@ def request_seed(run_seed: int, step: int, prompt: int, sibling: int) -> int:
     """The seed, 0 <= seed < 2**63, of answer number `sibling` to prompt number `prompt` of rollout number `step`.
 
     An engine's request ids are random, and the answers to one prompt must differ. So a request's seed comes from its
-    place in the run, which is the same in a second run and on every rank. Each number is taken modulo 2**64; if three
-    are given, the 2**64 values of the fourth yield 2**63 different seeds.
+    place in the run, which is the same in a second run and on every rank. Numbers are reduced modulo 2**64; if three
+    are fixed, the 2**64 values of the fourth yield 2**63 different seeds.
     """
     state = 0
     for number in (run_seed, step, prompt, sibling):

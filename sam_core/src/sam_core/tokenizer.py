@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fingerprints of tokenizers: whether saved token ids are those of the model at hand."""
+"""Fingerprints of tokenizers, which tell whether saved token ids fit a model."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "tiktoken.model")
-"""Files with the tokens of a model's folder; the first that exists counts."""
+"""Names of tokenizer files in a model's folder; the first that exists is used."""
 
 
 def file_of(path: str | os.PathLike[str]) -> Path:
-    """The tokenizer's file in a model's folder; `path` itself if it is no folder, or has none."""
+    """The tokenizer file in a model's folder; `path` itself if it is no folder or has none."""
     path = Path(path)
     return next((file for name in FILES if (file := path / name).is_file()), path) if path.is_dir() else path
 
 
 def fingerprint(path: str | os.PathLike[str]) -> str | None:
-    """16 hexadecimal digits that identify the tokenizer of a model's folder, or of one of FILES; None if there is none.
+    """16 hexadecimal digits that identify the tokenizer in a model's folder or in one of FILES; None if there is none.
 
-    Of tokenizer.json only the tokens' ids count, since another version of its library may have rewritten it. A model's
-    name in a hub, which is no folder, has none. Raises ValueError, one sentence, for a malformed tokenizer.json, and
+    For tokenizer.json only the ids of the tokens count, since another version of its library may rewrite the file. A
+    model's name on a hub has no fingerprint. Raises ValueError, one sentence, for a malformed tokenizer.json, and
     OSError.
     """
     path = file_of(path)

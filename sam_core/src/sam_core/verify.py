@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of drafts on the device: two exact modes, vectorized, without host synchronisation.
 
-All rows of a step are sampled in one pass, those of drafts and those behind them. Then a request keeps its drafts up to
-the first that fails, and the token of that row.
+All rows of a step are processed in one pass. Then each request keeps its draft tokens before the first refused one, and
+the token of that row.
 
-`rejection` accepts a draft with the probability that the model gives it. It draws the last token from what remains of
-the distribution without the first refused draft, or behind the last draft from the model's distribution: one row of
-noise per request.
+`rejection` accepts a draft token with the probability that the model gives it. It draws the last token from the model's
+distribution, without the refused draft token if there is one: one row of noise per request.
 
-`seeded` samples every row with noise that depends only on (request key, position, token), see `noise`, and accepts a
-draft while it equals the sampled token. The text is then the same with any drafts, without drafts, and in any batch.
+`seeded` samples every row with noise that depends only on (request key, position, token), see `noise`, and accepts
+draft tokens while they equal the sampled ones. The text is then the same with any drafts, without drafts, and in any
+batch.
 
 Shapes: B requests of a step, N >= 1 draft tokens of all requests in order, R = N + B rows of logits (each request has
 one per draft token and one more), V tokens of the vocabulary, K the length of the longest draft. `num_draft_tokens`
-holds each request's number of draft tokens, on the host: everything that follows from it alone is computed there, as
-each operator costs a launch. Token ids are int32 or int64. A row of probabilities sums to 1. Drafts are deterministic,
-as those of a suffix automaton are.
+holds each request's number of draft tokens, on the host. Everything that follows from it alone is computed there, since
+each operator on the device costs a launch. Token ids are int32 or int64. A row of probabilities sums to 1. Drafts are
+deterministic, as a suffix automaton's are.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PLACEHOLDER = -1
 
 
 class Rows:
-    """Which request and which draft token each row of logits belongs to; computed on the host, copied at once.
+    """The request and the draft token that each row of logits belongs to; computed on the host, copied in one transfer.
 
     owner: int64 [R], the request of each row.
-    draft: int64 [R], the draft token (of N) that each row decides on; arbitrary in a request's last row.
+    draft: int64 [R], index of the draft token that each row decides on; arbitrary in a request's last row.
     of_draft: bool [R], False in a request's last row.
-    index: int64 [B, K + 1], the row of each output column; columns beyond a request's own have its last row.
+    index: int64 [B, K + 1], the row of each output column; columns beyond a request's rows hold its last row.
     last: int64 [B], each request's last row.
     count: int64 [B, 1], each request's draft tokens.
     column: int64 [K + 1], 0, 1, ..., K.
@@ -74,7 +74,7 @@ class Rows:
 
 @functools.lru_cache(64)
 def rows_of(num_draft_tokens: tuple[int, ...], device: torch.device) -> Rows:
-    """The Rows of a step; computed once for all calls with the same numbers."""
+    """The Rows of a step, cached."""
     return Rows(num_draft_tokens, device)
 
 
@@ -101,7 +101,7 @@ def keep_equal(sampled: torch.Tensor, draft_token_ids: torch.Tensor, num_draft_t
 
 
 REFUSED_WEIGHT = 2.0**-100
-"""Weight of a refused draft token: it wins only if all others have weight 0, which rounded probabilities allow."""
+"""Weight of a refused draft token: it wins only if all others have weight 0, which is possible after rounding."""
 
 
 class Draws(NamedTuple):
@@ -120,10 +120,10 @@ def draw(
     what the engine draws.
 
     Args:
-        num_draft_tokens: of each request.
-        generators: by index of the request, for the requests that have their own.
+        num_draft_tokens: the number of each request.
+        generators: by index of the request, for requests with a generator of their own.
         vocabulary: V.
-        device: of the result.
+        device: that of the result.
     """
     batch = len(num_draft_tokens)
     uniform = torch.rand(sum(num_draft_tokens) + batch, device=device)
@@ -155,9 +155,9 @@ def rejection_sample(
     Args:
         probs: float32 [R, V], changed in place.
         draft_token_ids: [N].
-        num_draft_tokens: of each request.
+        num_draft_tokens: the number of each request.
         draws: what `draw` returned.
-        is_greedy: bool [B], requests that take `best` in each row; None: no request does.
+        is_greedy: bool [B], requests that use `best` in each row; None: no request does.
         best: int64 [R], needed with `is_greedy`.
 
     Returns:

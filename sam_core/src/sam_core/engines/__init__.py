@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that this project knows of engines outside its patches.
+"""Integration with vLLM and vllm-ascend (`vllm`), verl (`verl`), and code for both (`hooks`, `routing`).
 
-Of vLLM and vllm-ascend (`vllm`), of verl (`verl`), of both (`routing`).
-
-The modules read the engines' own objects and are called by the patches. The rest of sam_core imports none of them.
+Patches and plugins call these modules, which read the engines' own objects. The rest of sam_core imports none of them.
 """

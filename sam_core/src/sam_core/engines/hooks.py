@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of an engine or a trainer that sam_core relies on or rebinds: their sources are checked before."""
+"""Functions of an engine or a trainer that sam_core relies on or rebinds, and checks of their sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 def rebind(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put `make(original)` in the place of an attribute of a class or module."""
+    """Replace an attribute of a class or module by `make(original)`."""
     setattr(owner, name, rebound(getattr(owner, name), make))
 
 
@@ -23,10 +23,10 @@ def rebound(original: Any, make: Callable[[Any], Any]) -> Any:
 
 
 class Older(NamedTuple):
-    """What a hook was like in earlier releases.
+    """The form of a hook in earlier releases.
 
-    until: the last release with it.
-    parameters, has: as of a Hook; parameters None: there was no such function.
+    until: the last release with this form.
+    parameters, has: as in Hook; parameters None: there was no such function.
     """
 
     until: str
@@ -37,10 +37,10 @@ class Older(NamedTuple):
 class Hook(NamedTuple):
     """A function of a package.
 
-    file, owner, name: where it is; owner is the class, or empty.
-    parameters: the names of its first ones, as the package or `sam` passes them.
+    file, owner, name: where the function is; owner is its class, or empty.
+    parameters: the names of its first parameters, as the package or `sam` passes them.
     has: expressions that its body must contain, since `sam` relies on them.
-    why: what `sam` rebinds it for; empty where it calls or extends it.
+    why: what `sam` rebinds it for; empty if `sam` calls or extends it.
     older: its earlier forms, the latest first.
     """
 
@@ -76,27 +76,27 @@ def _find(folder: Path, file: str, owner: str, name: str) -> tuple[list[str], st
 
 
 def _plain(expression: str) -> str:
-    """Without what writes the same expression differently."""
+    """The expression without differences in notation: whitespace, quotes, trailing commas."""
     return "".join(expression.split()).replace('"', "'").replace(",)", ")")
 
 
 def problem(folder: Path, hook: Hook) -> str | None:
-    """What is not as expected of a hook in this copy of its package; None: nothing."""
+    """How a hook differs from what is expected in this copy of its package; None if it fits."""
     found = _find(folder, hook.file, hook.owner, hook.name)
     if found is None:
         return f"{hook} is missing"
     (have, text), want = found, hook.parameters.split()
     if have[: len(want)] != want:
-        return f"{hook} takes ({', '.join(have[: len(want)])}) instead of ({', '.join(want)})"
+        return f"{hook} has parameters ({', '.join(have[: len(want)])}) instead of ({', '.join(want)})"
     return next((f"{hook} no longer has `{each}`" for each in hook.has if _plain(each) not in text), None)
 
 
 class Hooks(NamedTuple):
-    """The hooks of a package. A copy of it must have all of them as of one release.
+    """The hooks of a package. A copy of the package fits if all hooks have the form of the same release.
 
-    package, module: its name, and that by which it is imported.
+    package, module: its name, and the name by which it is imported.
     releases: those in which all hooks fit, ascending.
-    table: the hooks as of the last release.
+    table: the hooks in the form of the last release.
     marker: a folder that each copy of the package has.
     is_patched: whether a copy of the package has this project's patches.
     """
@@ -114,7 +114,7 @@ class Hooks(NamedTuple):
         return " to ".join(dict.fromkeys((self.releases[0], self.releases[-1])))
 
     def as_of(self, hook: Hook, release: str) -> Hook | None:
-        """A hook as one of the releases has it; None: it has no such function."""
+        """The hook in the form that a release has; None if the release has no such function."""
         at = self.releases.index(release)
         for old in reversed(hook.older):
             if at <= self.releases.index(old.until):
@@ -122,9 +122,9 @@ class Hooks(NamedTuple):
         return hook
 
     def compare(self, folder: Path, table: Iterable[Hook] | None = None) -> tuple[str, dict[Hook, str | None]]:
-        """The release that a copy of the package is most like, and for each hook of it the problem, or None: it fits.
+        """The release that a copy of the package matches best, and the problem of each of its hooks, None if it fits.
 
-        table: the hooks that are looked at; all by default.
+        table: the hooks to compare; by default all.
         """
         table, found = tuple(self.table if table is None else table), {}
         for release in reversed(self.releases):
@@ -135,13 +135,13 @@ class Hooks(NamedTuple):
         return max(found.items(), key=lambda each: sum(not what for what in each[1].values()))
 
     def problems(self, folder: Path, table: Iterable[Hook] | None = None) -> list[str]:
-        """What is not as expected in a copy of the package, a phrase each; table: as of `compare`."""
+        """The problems of a copy of the package, one phrase each; table: as in `compare`."""
         return [*filter(None, self.compare(folder, table)[1].values())]
 
     def check(self, folder: Path, version: str, remedy: str) -> None:
         """Raise ValueError, one sentence that ends with the remedy, unless all hooks fit a copy of the package.
 
-        version: the one that is installed.
+        version: the installed version.
         """
         if found := self.problems(folder):
             more = f", and {len(found) - 1} more" if len(found) > 1 else ""
@@ -155,7 +155,7 @@ class Hooks(NamedTuple):
         parser = argparse.ArgumentParser(
             prog=f"python -m {name}",
             description=f"Print the functions of {self.package} that method sam relies on, and whether a copy of it "
-            f"has them as in {self.known}; exit with 1 if it has not.",
+            f"has them as in {self.known}; exit with 1 if not.",
         )
         parser.add_argument(
             "folder", nargs="?", type=Path, help=f"folder of the package {self.module} (default: the installed one)"
@@ -169,7 +169,7 @@ class Hooks(NamedTuple):
         if not (folder / self.marker).is_dir():
             parser.error(f"{folder} is no copy of the package {self.module}: it has no folder {self.marker}")
         if self.is_patched(folder):
-            print(f"{folder} has this project's patches: method sam is theirs, and nothing is rebound.")
+            print(f"{folder} has this project's patches, which provide method sam: nothing is rebound.")
             return 0
         release, found = self.compare(folder)
         for hook, what in found.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several engines serves a request, so that the answers to a prompt share indexes and load stays balanced."""
+"""Chooses the engine for each request, so that the answers to a prompt share indexes and load stays balanced."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Server = TypeVar("Server")
 
 
 class PromptRoutes:
-    """Sticky on the prompt, with bounded imbalance.
+    """Routing that is sticky per prompt, with bounded imbalance.
 
     A request goes to the server that runs other answers to its prompt. A prompt without running answers returns to its
-    last server, whose history has it, unless that server has the answers to SLACK prompts more in flight than the least
-    loaded one: then it moves there, where new prompts go as well. So routing makes servers differ by little more than
-    the answers to SLACK prompts; the rest is due to the lengths of answers. A prompt with more than SLACK * MAX_GROUP
-    answers in flight is spread. A later turn of a conversation stays with the first.
+    previous server, whose history has it. It moves to the least loaded server instead, where new prompts go as well, if
+    the previous one has the answers to SLACK prompts more in flight. So routing makes servers differ by little more
+    than the answers to SLACK prompts; the rest is due to the lengths of answers. A prompt with more than
+    SLACK * MAX_GROUP answers in flight is spread over servers. All turns of a conversation stay on one server.
 
     A server is a replica of verl or a data-parallel engine of vLLM.
     """
 
     SLACK = 2
-    """Prompts' worth of answers by which a server may exceed the least loaded one."""
+    """A server may exceed the least loaded one by the answers to this number of prompts."""
     MAX_GROUP = 32
-    """Answers to a prompt that are never separated, and the most that count as one prompt's."""
+    """Number of answers to a prompt that stay together, and maximum that counts as the answers to one prompt."""
     MAX_REMEMBERED = 100_000
-    """Prompts and requests that are remembered, the latest ones."""
+    """Number of the latest prompts and requests that are remembered."""
 
     def __init__(self) -> None:
         self._homes: OrderedDict[int, Any] = OrderedDict()
@@ -49,8 +49,8 @@ class PromptRoutes:
         """The server for a new request.
 
         Args:
-            prompt_ids: its prompt's tokens, or the name of its group as bytes.
-            in_flight: the number of requests of each server, servers in order of preference.
+            prompt_ids: the tokens of its prompt, or the name of its group as bytes.
+            in_flight: the number of running requests per server, with servers in order of preference.
         """
         prompt: int
         server: Any
@@ -71,7 +71,7 @@ class PromptRoutes:
         return chosen
 
     def homes(self, servers: Sequence[Server]) -> list[list[int]]:
-        """Pairs [prompt's hash, index in `servers`] of each prompt and its last server; `return_home` reads them."""
+        """Pairs [hash of a prompt, index of its latest server in `servers`], for `return_home`."""
         index = {server: i for i, server in enumerate(servers)}
         return [[prompt, index[server]] for prompt, server in self._homes.items() if server in index]
 
@@ -82,11 +82,11 @@ class PromptRoutes:
                 _remember(self._homes, prompt, servers[i], self.MAX_REMEMBERED)
 
     def forget_servers(self) -> None:
-        """Requests may go on at another server than they began: at the one that their prompt's other answers go to."""
+        """Let requests continue on another server than before: the one that serves other answers to their prompt."""
         self._requests = OrderedDict((request_id, (prompt, None)) for request_id, (prompt, _) in self._requests.items())
 
     def ended(self, request_id: str, has_later_turns: bool = True) -> None:
-        """A request has finished or failed; unknown ones are ignored. A later turn is a request of the same id."""
+        """A request has finished or failed; unknown ones are ignored. A later turn is a request with the same id."""
         find = self._requests.get if has_later_turns else self._requests.pop
         prompt, _ = find(request_id, (None, None))
         if prompt in self._running:
@@ -96,19 +96,19 @@ class PromptRoutes:
 
 
 _writing = threading.Lock()
-"""Keeps other threads away; the lock of a file keeps only other processes away."""
+"""Excludes other threads; the file lock excludes only other processes."""
 
 
 class SavedRoutes(LatestSaver):
-    """A file by which a restarted run sends prompts to the servers that have their history.
+    """A file that lets a restarted run send prompts to the servers that have their history.
 
     Several processes may share it: each adds the homes that it chose. Servers are identified by their order. A thread
-    writes the file, so that a busy disk or another process delays no request. A file that cannot be read or written
-    gives a warning.
+    writes the file, so that a busy disk or another process delays no request. If the file cannot be read or written, a
+    warning is logged.
 
     Args:
-        routes: whose homes are saved and restored.
-        path: of the file; None: nothing is saved.
+        routes: the routes to save and restore.
+        path: the file; None: nothing is saved.
     """
 
     def __init__(self, routes: PromptRoutes, path: Path | None) -> None:
@@ -118,7 +118,7 @@ class SavedRoutes(LatestSaver):
         self._known: dict[int, int] = {}  # what this process has read or written
 
     def restore(self, servers: Sequence[Any]) -> None:
-        """Call it once the servers are known."""
+        """Restore the routes, once the servers are known."""
         try:
             if self._path:
                 self._known = _read(self._path)
@@ -126,11 +126,13 @@ class SavedRoutes(LatestSaver):
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as e:
-            logger.warning("%s cannot be used (%s): prompts are routed anew", self._path, e)
+            logger.warning("%s cannot be used (%s): prompts are routed without it", self._path, e)
 
     def save(self, servers: Sequence[Any]) -> None:
-        """Call it when no request is in flight. It takes at most 1 % of the time, so not every call saves, and none
-        while the thread does."""
+        """Save the routes if a save is due; call it when no request is in flight.
+
+        Saving takes at most 1 % of the time, so not every call saves, and none while the thread is saving.
+        """
         if self._path and not self._thread and self._timer.due:
             homes = {prompt: home for prompt, home in self._routes.homes(servers)}
             self._begin(self._timer, self._write, self._path, homes)
@@ -149,7 +151,7 @@ class SavedRoutes(LatestSaver):
         with contextlib.suppress(FileNotFoundError, ValueError):
             theirs = _read(path)
         for prompt in ours.keys() & theirs.keys():
-            if ours[prompt] == self._known.get(prompt):  # only others may have moved it
+            if ours[prompt] == self._known.get(prompt):  # unchanged here, so another process may have moved it
                 ours[prompt] = theirs[prompt]
         self._known = {prompt: home for prompt, home in theirs.items() if prompt not in ours} | ours
         write_json(path, [*self._known.items()][-PromptRoutes.MAX_REMEMBERED :])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For verl: seeds and groups of requests, routing, metrics of a training step."""
+"""Integration with verl: seeds and groups of requests, routing, metrics of a training step."""
 
 from pathlib import Path
 

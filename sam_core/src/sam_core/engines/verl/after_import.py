@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls functions when Python has imported a module, to rebind names of a package that is yet to be imported."""
+"""Calls functions after Python has imported a module, to rebind names in packages that are not imported yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Call = Callable[[ModuleType], None]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """One for the process: two would ask each other without end."""
+    """A finder that exists once per process: two would call each other without end."""
 
     def __init__(self) -> None:
         self.calls: dict[str, list[Call]] = {}
@@ -40,7 +40,7 @@ _FINDER = _Finder()
 
 
 def after_import(calls: Mapping[str, Call]) -> None:
-    """From now on call `calls[name](module)` when the module of this name has been executed; now, if it has been."""
+    """Call `calls[name](module)` when the module of this name has been executed; at once, if it has been."""
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
     for name, call in calls.items():

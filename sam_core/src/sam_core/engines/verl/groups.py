@@ -11,7 +11,7 @@ from typing import Any
 from sam_core.engines.vllm.groups import EXTRA_ARG
 
 TASK_KEYS = ("raw_prompt", "raw_prompt_ids", "agent_name", "tools_kwargs", "interaction_kwargs")
-"""What of a row of the data set decides what its answers are about."""
+"""Fields of a row of the data set that define its task."""
 
 
 def group_params(
@@ -19,14 +19,14 @@ def group_params(
 ) -> dict[str, dict[str, Any]]:
     """Sampling parameters that name the group of all requests for a row: every sample, turn and resumed answer.
 
-    The name is that of the task, so that it is the same in a later epoch, when verl's `uid` is another. Where that is
-    unknown or has more than plain values, such as images, it is the uid: the answers of one step share drafts, without
-    history; a row without uid gets no name. Requests of validation have groups of their own.
+    The name is a hash of the task, so it is the same in a later epoch, when verl's `uid` differs. If the task is
+    unknown or has more than plain values, such as images, the name is the uid: the answers of one step share drafts,
+    without history. A row without uid gets no name. Validation requests have groups of their own.
 
     Args:
         row: fields of one row of a rollout's batch.
         validation: whether the rollout is for validation.
-        extra_args: those that the requests have already; they stay, and so does a group that they name.
+        extra_args: those that the requests already have. They are kept, including a group that they name.
     """
     task = {key: row[key] for key in TASK_KEYS if key in row}
     try:
@@ -42,7 +42,7 @@ def group_params(
 
 
 def _plain(value: Any) -> Any:
-    """The list of an array. Raises TypeError for any other type that JSON does not have."""
+    """Convert an array to a list. Raises TypeError for any other type that JSON lacks."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value)} has no name")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What method `sam` relies on in verl, checked in verl's sources before anything of it is rebound.
+"""The functions of verl that method `sam` relies on; their sources are checked before any is rebound.
 
 `python -m sam_core.engines.verl.hooks [FOLDER]` checks the installed verl, or another copy of its package, and prints
-each hook. Nothing of verl is imported. To follow a new release, begin here.
+each hook. verl is not imported. To support a new release, begin here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sam_core.engines import hooks
 from sam_core.engines.hooks import Hook
 
 RELEASES = ("0.9.1",)
-"""Of verl, ascending, in which all hooks fit."""
+"""Releases of verl in which all hooks fit, ascending."""
 SERVER = "workers/rollout/vllm_rollout/vllm_async_server.py"
 ROUTER = "workers/rollout/router.py"
 MANAGER = "workers/rollout/llm_server.py"
@@ -177,7 +177,7 @@ HOOKS = (
             "self.agent_loop_manager.generate_sequences(batch)",
             "self._maybe_log_val_generations(inputs=sample_inputs, outputs=sample_outputs, scores=sample_scores)",
         ),
-        "leave validation out of rollout/spec/*, number its prompts anew",
+        "leave validation out of rollout/spec/*, restart the numbers of its prompts",
     ),
     Hook(
         TRAINER,
@@ -188,7 +188,7 @@ HOOKS = (
             "self.async_rollout_manager.generate_sequences(",
             "self._maybe_log_val_generations(inputs=sample_inputs, outputs=sample_outputs, scores=sample_scores)",
         ),
-        "leave validation out of rollout/spec/*, number its prompts anew",
+        "leave validation out of rollout/spec/*, restart the numbers of its prompts",
     ),
     Hook(
         ONE_STEP_OFF,
@@ -218,7 +218,7 @@ HOOKS = (
 
 
 def is_patched(folder: Path) -> bool:
-    """Whether this copy of verl's package has method sam by the patches of this project."""
+    """Whether this copy of verl's package has this project's patches for method sam."""
     tree = hooks.tree(folder / "workers" / "config" / "rollout.py")
     return tree is not None and any(isinstance(each, ast.FunctionDef) and each.name == "uses_sam" for each in tree.body)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What verl logs of its rollouts: metrics of a training step, and on request every answer."""
+"""Logs of verl's rollouts: metrics of a training step, and on request every answer."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from sam_core.engines.vllm.step_log import CPU, ENV_LOG, SUMS, StepLog, drafter_
 logger = logging.getLogger(__name__)
 
 ENV_ANSWERS = "SAM_ANSWER_LOG"
-"""1: every answer of a seeded rollout goes to `answers-<process>.jsonl` in ENV_LOG's folder; meant for small runs."""
+"""1: write every answer of a seeded rollout to `answers-<process>.jsonl` in ENV_LOG's folder; for small runs."""
 DIFFERENCES = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-"""Upper bounds of the classes of log_prob_histogram; a last class has no bound."""
+"""Upper bounds of the bins of log_prob_histogram; the last bin has no bound."""
 META = "sam_rollout/"
 """Rollouts report in a batch's meta_info under META + replica + "/" + number of the rollout."""
 
 
 async def engine_stats(engine: Any, step_log: StepLog, write: bool) -> dict[str, float]:
-    """What StepLog.take returns for an AsyncLLM, with the SAM proposer's own counters where there is one."""
+    """What StepLog.take returns for an AsyncLLM, including the counters of its SamProposer if it has one."""
     return step_log.take(await drafter_counters(engine) if has_sam(engine.vllm_config) else None, write)
 
 
 def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of one training step for the trainer's log: `rollout/spec/<name>`.
 
-    Counts are sums over replicas; seconds and index sizes are the largest of any replica. Without speculation `drafts`,
+    Counts are sums over replicas; seconds and index sizes are maxima over replicas. Without speculation `drafts`,
     `drafted` and `accepted` are 0 and the drafter's own metrics are absent. Logs a warning if there was a drafter and
     tokens were generated, but no draft was verified.
 
-    verl 0.9.1's own names are filled as well, over all tokens of the step: `rollout/spec_accept_rate`, accepted of
-    the drafted tokens, and `rollout/spec_accept_length`, tokens per draft (verl/trainer/ppo/ray_trainer.py:138 has
-    means over requests).
+    verl 0.9.1's own metrics are set as well, over all tokens of the step: `rollout/spec_accept_rate`, the accepted
+    share of the drafted tokens, and `rollout/spec_accept_length`, tokens per draft (verl/trainer/ppo/ray_trainer.py:138
+    averages over requests).
 
     Args:
         replicas: what StepLog.take returned on each replica.
@@ -77,9 +77,9 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
             out[name] = total(f"sam_{name}")
         if out["tokens"] and not out["drafted"]:
             logger.warning(
-                "speculation was asked for, but no draft was verified in this training step: %d tokens were proposed, "
-                "and drafting was on in %d of %d engine steps; lower the running requests or raise "
-                "speculative_config.sam.threshold if it was never on, else see why the engine excludes these requests",
+                "speculation is configured, but no draft was verified in this training step: %d tokens were proposed, "
+                "and drafting was on in %d of %d engine steps; if it was never on, run fewer requests "
+                "or raise speculative_config.sam.threshold, otherwise find out why the engine excludes these requests",
                 out["proposed"],
                 total("sam_steps_on"),
                 total("sam_steps"),
@@ -92,20 +92,20 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def add_taken(sums: dict[str, float], taken: Mapping[str, float]) -> None:
-    """Add what StepLog.take returned on a replica to that of earlier calls; index sizes are those of the last."""
+    """Add the result of StepLog.take to `sums` of earlier calls; index sizes are replaced."""
     for name, value in taken.items():
         sums[name] = value if name.removeprefix("sam_") in LEVELS else sums.get(name, 0) + value
 
 
 def log_prob_histogram(differences: Any) -> dict[str, int]:
-    """Metrics of a training step: tokens by how far their log-probabilities in rollout and training differ.
+    """Metrics of a training step: a histogram of the tokens' log-probability differences, rollout to training.
 
     `rollout_corr/log_prob_diff/<bound>/total` counts the tokens whose difference is at most this bound and above the
-    one before; the last is `inf`. verl adds up what is called total where a step has several updates, and averages the
-    rest.
+    previous one; the last bound is `inf`. If a step has several updates, verl adds up metrics named total and averages
+    the others.
 
     Args:
-        differences: a tensor of one difference a token.
+        differences: a tensor with one difference per token.
     """
     import torch
 
@@ -124,7 +124,7 @@ def rollout_meta(replica: int, rollout: int, taken: Mapping[str, float]) -> dict
 
 
 def rollout_metrics(meta_info: Mapping[str, Any]) -> dict[str, float]:
-    """step_metrics of the rollouts that a training batch consists of; empty if none reported.
+    """step_metrics of the rollouts in a training batch; empty if none reported.
 
     A replica's counts and seconds are summed over its rollouts; its index sizes are those after the last.
     """
@@ -136,13 +136,13 @@ def rollout_metrics(meta_info: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Unchanged:
-    """How many answers of a validation are those of the one before."""
+    """The share of a validation's answers that equal those of the previous one."""
 
     def __init__(self) -> None:
         self._last: dict[Hashable, int] = {}
 
     def __call__(self, answers: Mapping[Hashable, str]) -> dict[str, float]:
-        """`val/unchanged`: of the places that both validations have answers for, the share whose texts are equal.
+        """`val/unchanged`: the share of equal texts among the places that both validations have.
 
         Empty if there are none, as in the first validation of a process.
 

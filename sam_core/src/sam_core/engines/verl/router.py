@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A router for verl: the answers to one prompt go to one replica, where they share a group index.
+"""A router for verl that sends the answers to a prompt to one replica, where they share a group index.
 
-verl's own balancer is sticky on the request id, which is new for every sample, and so separates the answers to a
-prompt. Method sam takes this router where the user named none; router.yaml names it for
+verl's own balancer is sticky per request id, which is new for every sample, so it separates the answers to a prompt.
+With method sam this router is used unless the user names another; router.yaml selects it as
 `actor_rollout_ref.rollout.router_config_path`.
 """
 
@@ -19,7 +19,7 @@ from sam_core.engines.routing import PromptRoutes, SavedRoutes
 
 
 class PromptRouter(GlobalRequestLoadBalancer):
-    """verl's balancer, in which PromptRoutes chooses the replica.
+    """verl's balancer with PromptRoutes choosing the replica.
 
     If the environment variable SAM_ROUTES names a file, a restarted run sends prompts to the replicas that have their
     history. Replicas are identified by the order in which verl lists them.

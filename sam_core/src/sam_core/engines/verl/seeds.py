@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeds of verl's rollout requests, from their places in the run."""
+"""Seeds of verl's rollout requests, derived from their places in the run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ VAL_SEED = "actor_rollout_ref.rollout.val_kwargs.seed"
 
 
 def prompt_place(step: int, number: int, val_seed: int | None, validation: bool) -> tuple[int, int]:
-    """The training step and the number of a prompt as its seeds have them; see request_seed.
+    """The step and the number of a prompt that its seeds are derived from; see request_seed.
 
-    Training numbers its prompts from 0 on, validation -1, -2, ...: no two share a place. A validation of the same
-    prompts with the same val_seed has the same places in every step.
+    Prompts are numbered 0, 1, ... in training and -1, -2, ... in validation, so no two share a place. With a val_seed,
+    validations of the same prompts have the same places in every step.
 
     Args:
         step: training step.
-        number: place of the prompt among those of the step or of the validation, from 0 on.
-        val_seed: verl's `rollout.val_kwargs.seed`; None: each validation has places of its step.
+        number: index of the prompt in the step or the validation, from 0.
+        val_seed: verl's `rollout.val_kwargs.seed`; None: places depend on the step.
     """
     if not validation:
         return step, number
@@ -29,7 +29,7 @@ def prompt_place(step: int, number: int, val_seed: int | None, validation: bool)
 
 
 class PromptPlaces:
-    """Places the prompts of a run, those of each training step in the order of their requests.
+    """Assigns places to the prompts of a run, within a training step in the order of their requests.
 
     Args:
         val_seed: as in prompt_place.
@@ -44,7 +44,7 @@ class PromptPlaces:
         """The places of the next `count` prompts in training step `step`.
 
         Args:
-            validated: prompts that this validation has had before; None in training.
+            validated: number of earlier prompts in this validation; None in training.
         """
         if validated is None:
             if step != self._step:
@@ -60,7 +60,7 @@ class PromptPlaces:
 def wants_seeds(engine_kwargs: Mapping[str, Any], val_seed: int | None = None) -> bool:
     """Whether a vLLM engine with these arguments samples by seed, with speculation or without it.
 
-    Raises ValueError if it does not and there is a val_seed, or if that is no integer.
+    Raises ValueError if val_seed is no integer, or is given but the engine does not sample by seed.
     """
     speculative = speculative_config(engine_kwargs)
     mode = verify_mode(speculative.get("method"), speculative.get("sam"), engine_kwargs.get("additional_config"))
@@ -69,7 +69,7 @@ def wants_seeds(engine_kwargs: Mapping[str, Any], val_seed: int | None = None) -
         raise ValueError(f"{VAL_SEED} must be an integer or null, got {val_seed!r}")
     if val_seed is not None and not seeded:
         raise ValueError(
-            f"{VAL_SEED} is {val_seed}, and the engine does not sample by seed: set sam.verify=seeded in its "
+            f"{VAL_SEED} is {val_seed}, but the engine does not sample by seed: set sam.verify=seeded in its "
             "speculative_config, or without speculation "
             "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.sam_verify=seeded"
         )
@@ -77,8 +77,10 @@ def wants_seeds(engine_kwargs: Mapping[str, Any], val_seed: int | None = None) -
 
 
 def row_seeds(rollout: Any, engine_kwargs: Mapping[str, Any]) -> Callable[[bool, int, int, int], list[int]] | None:
-    """The function (validate, step, first, count) -> seeds of rows first..first+count of rollout number `step` or of a
-    validation; None if the engine takes no seeds. Raises ValueError as `wants_seeds` does.
+    """A function (validate, step, first, count) that returns the seeds of rows first .. first + count - 1.
+
+    The rows are those of rollout number `step` or of a validation. Returns None if the engine does not sample by seed.
+    Raises ValueError as `wants_seeds` does.
 
     Args:
         rollout: verl's configuration of its rollouts; each prompt has `n` consecutive rows, in validation

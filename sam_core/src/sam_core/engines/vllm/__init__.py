@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For vLLM and vllm-ascend: drafters of both model runners, configuration, sampling, routing, metrics, the step log.
+"""Integration with vLLM and vllm-ascend: drafters, configuration, sampling, routing, metrics, the step log.
 
-vLLM's second runner is served by `plugin`, without patches. For the first runner patches call `make_proposer`, which
-builds everything that differs by engine, and the methods of what it returns.
+`plugin` serves vLLM's second model runner without patches. For the first runner, patches call `make_proposer`, which
+builds everything that differs by engine, and the methods of the result.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an answer ends: a step may verify drafts beyond its end, and an asynchronous engine runs steps beyond it."""
+"""Finds the end of an answer: steps may verify drafts beyond it, and an asynchronous engine may run steps beyond it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def tokens_of_answer(
     answer: Sequence[int] | npt.NDArray[np.integer],
     max_new: int,
 ) -> list[int]:
-    """Those of a step's tokens that belong to the answer; none if it was complete before.
+    """The part of a step's tokens that belongs to the answer; empty if the answer was complete before.
 
     Args:
-        tokens: what the step sampled for the request.
-        params: its SamplingParams; stops: their `stop_tokens`.
-        answer: the tokens before them.
-        max_new: tokens that the text may still take before `max_model_len`.
+        tokens: the tokens that the step sampled for the request.
+        params: its SamplingParams.
+        stops: the `stop_tokens` of `params`.
+        answer: the answer before the step.
+        max_new: number of tokens that fit before `max_model_len`.
     """
     before = len(answer)
     if params.max_tokens is not None:
@@ -43,7 +44,7 @@ def tokens_of_answer(
 
 
 def looks_for_repetition(params: Any) -> bool:
-    """Whether an answer with these SamplingParams ends where its text repeats itself.
+    """Whether an answer with these SamplingParams ends when its text repeats itself.
 
     vLLM 0.11 has no such parameter.
     """
@@ -57,7 +58,7 @@ def has_grammar(params: Any) -> bool:
 
 
 def _ends(answer: Sequence[int] | npt.NDArray[np.integer], tokens: list[int], params: Any, stops: Set[int]) -> bool:
-    """Whether an answer ends with its last token for another reason than its length."""
+    """Whether the answer `answer` + `tokens` ends with its last token, for a reason other than its length."""
     if len(answer) + len(tokens) < params.min_tokens:
         return False
     if (tokens[-1] if tokens else int(answer[-1])) in stops:
@@ -73,16 +74,16 @@ def _ends(answer: Sequence[int] | npt.NDArray[np.integer], tokens: list[int], pa
 def certain_lengths(
     batch: Any, requests: Mapping[str, Any], sampled: Sequence[list[int]], max_model_len: int
 ) -> npt.NDArray[np.integer]:
-    """Tokens of each row of a synchronous step that belong to its prompt and answer: int [B].
+    """The number of tokens of each row that belong to prompt and answer after a synchronous step: int [B].
 
     Args:
-        batch: the runner's InputBatch of B requests, whose rows hold what the step sampled.
+        batch: the runner's InputBatch of B requests, whose rows include the sampled tokens.
         requests: the states of its requests, by id.
         sampled: the tokens that the step sampled for each row.
     """
     lengths: npt.NDArray[np.integer] = batch.num_tokens_no_spec[: batch.num_reqs].copy()
     for row, tokens in enumerate(sampled):
-        if len(tokens) > 1:  # one token is the answer's, since the scheduler knew of no end
+        if len(tokens) > 1:  # a single token belongs to the answer: the scheduler knew of no end
             params = requests[batch.req_ids[row]].sampling_params
             start = int(lengths[row]) - len(tokens)
             answer = batch.token_ids_cpu[row, batch.num_prompt_tokens[row] : start]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's arguments and configuration say about speculation and sampling."""
+"""Reads and checks speculation and sampling in vLLM's arguments and configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sam_core.options import DEFAULT_K, VERIFY, Options, check_choice
 LOGGER = logging.getLogger("vllm.sam_core")
 _warn_once = functools.cache(LOGGER.warning)
 TRAINER_CHECKS: list[Callable[[], None]] = []
-"""Called before an engine gets method sam; each raises ValueError if the trainer that runs the engine does not fit."""
+"""Called before an engine is configured with method sam; each raises ValueError if the trainer does not fit."""
 
 
 def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -43,15 +43,15 @@ def check_speculative_config(config: Any, interface: str) -> None:
     """Complete and check a vLLM SpeculativeConfig of method sam. Raises ValueError, one sentence, if it is wrong.
 
     Args:
-        config: with its target's model_config and parallel_config; changed.
-        interface: the version of sam_core's interface that the patches were written for.
+        config: has target_model_config and target_parallel_config; changed in place.
+        interface: major.minor of the sam_core that the patches are written for.
     """
     check_trainer()
     check_layers(config.target_model_config)
     if config.num_speculative_tokens is None:
         config.num_speculative_tokens = DEFAULT_K
     Options.from_engine(config.num_speculative_tokens, config.sam, interface=interface, verify=VERIFY)
-    for name in ("pipeline_parallel_size", "prefill_context_parallel_size"):  # vLLM 0.11 has not the second
+    for name in ("pipeline_parallel_size", "prefill_context_parallel_size"):  # vLLM 0.11 lacks the second
         if (size := getattr(config.target_parallel_config, name, 1)) > 1:
             raise ValueError(
                 f"speculative method 'sam' does not work with {name} above 1: set it to 1 instead of {size}"
@@ -61,16 +61,16 @@ def check_speculative_config(config: Any, interface: str) -> None:
 
 
 def check_layers(model: Any) -> None:
-    """Raise ValueError unless a vLLM ModelConfig has attention alone."""
+    """Raise ValueError unless all layers of a vLLM ModelConfig are attention layers."""
     if model.is_hybrid:
         raise ValueError(
-            "speculative method 'sam' takes refused drafts back from the cache of attention, and some layers of this "
-            "model keep a state instead: use a model with attention alone, or no speculation"
+            "speculative method 'sam' removes refused drafts from the KV cache, and some layers of this model "
+            "keep a state instead: use a model with attention layers only, or no speculation"
         )
 
 
 def check_one_scheduler(parallel: Any) -> None:
-    """Raise ValueError if the ranks of a vLLM ParallelConfig schedule each for itself."""
+    """Raise ValueError if each rank of a vLLM ParallelConfig has a scheduler of its own."""
     if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
         raise ValueError(
             "speculative method 'sam' drafts on the first rank for one scheduler, and distributed_executor_backend "
@@ -93,20 +93,20 @@ def proposer_settings(vllm_config: Any, tp_group: Any) -> dict[str, Any]:
 
 
 def sampling_mode(vllm_config: Any) -> str:
-    """How an engine of this VllmConfig samples: see `verify_mode`."""
+    """How an engine with this VllmConfig samples; see `verify_mode`."""
     speculative = vllm_config.speculative_config
     method, sam = (speculative.method, getattr(speculative, "sam", None)) if speculative else (None, None)
     return verify_mode(method, sam, vllm_config.additional_config)
 
 
 def verify_mode(method: str | None, sam: Mapping[str, Any] | None, additional: Mapping[str, Any] | None = None) -> str:
-    """How an engine samples: `rejection` (its own way) or `seeded`.
+    """How an engine samples: `rejection` (the engine's own method) or `seeded`.
 
-    Option `verify` of method sam; with another method or none, for comparisons, `sam_verify` of its additional_config.
-    Raises ValueError for an unknown mode in the latter.
+    With method sam this is option `verify`. With another method or none, for comparisons, it is `sam_verify` in
+    additional_config. Raises ValueError if that is unknown.
 
     Args:
-        method: of speculation.
+        method: the speculative method, or None.
         sam: the options of method sam.
         additional: the engine's additional_config.
     """
@@ -119,10 +119,10 @@ def verify_mode(method: str | None, sam: Mapping[str, Any] | None, additional: M
 
 
 def ignore_seed(sam: Mapping[str, Any] | None, params: Any) -> None:
-    """Take the seed from a request's SamplingParams if method sam verifies by rejection sampling.
+    """Remove the seed from a request's SamplingParams if method sam verifies by rejection sampling.
 
-    Drafts may come from an earlier answer to the same prompt. If that had the same seed, they depend on the random
-    numbers that would verify them, so the answer would not follow the model's distribution.
+    Drafts may come from an earlier answer to the same prompt. If that answer had the same seed, the drafts would depend
+    on the random numbers that verify them, and the new answer would not follow the model's distribution.
 
     Args:
         sam: the options of method sam.
@@ -134,7 +134,7 @@ def ignore_seed(sam: Mapping[str, Any] | None, params: Any) -> None:
 
 
 def replica_history(engine_args: dict[str, Any], replica: int) -> None:
-    """Give one of several engines with the same arguments its own folder inside that of option `history`.
+    """Give one of several engines with the same arguments its own folder inside the folder of option `history`.
 
     Replaces `speculative_config` in `engine_args` and leaves the old value unchanged; arguments that the engine will
     refuse are left as they are.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that are not drafted, because verification would not sample what the engine samples without drafts."""
+"""Excludes requests from drafting if verification would not sample from the engine's distribution."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sam_core.counters import EXCLUSION_REASONS
 def exclusion_reason(params: Any) -> str | None:
     """Why a request is never drafted, one of EXCLUSION_REASONS, or None.
 
-    vLLM 0.11 applies only temperature, top-k and top-p to the rows of drafts (v1/sample/rejection_sampler.py,
-    compute_probs); whatever else changes the logits acts on the last row of a request alone. Log-probabilities change
-    no logits.
+    To the rows of drafts vLLM 0.11 applies only temperature, top-k and top-p (v1/sample/rejection_sampler.py,
+    compute_probs). All else that changes logits applies to a request's last row only. Log-probabilities change no
+    logits.
 
     Args:
         params: the request's vLLM SamplingParams.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The groups of vLLM's requests, which share drafts."""
+"""Groups of vLLM's requests; the requests of a group share drafts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SALT_ARG = "sam_salt"
 
 
 def pass_salt(request: Any) -> None:
-    """Pass the cache_salt of a Request or EngineCoreRequest to workers, as vLLM does not.
+    """Pass the cache_salt of a Request or EngineCoreRequest to the workers, which vLLM does not do.
 
-    Call it before the request is scheduled. What a client gave as SALT_ARG is dropped.
+    Call this before the request is scheduled. A client's own SALT_ARG is dropped.
     """
     if (params := request.sampling_params) is not None:
         passed = {key: value for key, value in (params.extra_args or {}).items() if key != SALT_ARG}
@@ -44,14 +44,11 @@ def request_salt(state: Any) -> str | None:
 
 
 def request_group(state: Any) -> bytes | Literal["by_prompt"] | None:
-    """The group of a request: the one it names, else that of its prompt's tokens and images.
+    """The group of a request: the one that it names, otherwise that of its prompt's tokens and images.
 
-    Requests with different cache_salts are in different groups.
-
-    None for a prompt of embeddings, whose tokens are unknown.
-
-    Requests of one name share drafts whatever their prompts are, and a request whose prompt begins with the text of an
-    ended one continues that text, unless it has a cache_salt.
+    None for a prompt of embeddings, whose tokens are unknown. Requests with different cache_salts are in different
+    groups. Requests that name the same group share drafts whatever their prompts are; a request whose prompt begins
+    with the text of an ended one continues that text, unless it has a cache_salt.
 
     Args:
         state: vLLM's CachedRequestState, NewRequestData or EngineCoreRequest.
@@ -73,5 +70,5 @@ def request_group(state: Any) -> bytes | Literal["by_prompt"] | None:
 
 
 def _encoded(text: Any) -> bytes:
-    """What a client gave, as bytes, whatever it is."""
+    """The bytes of any value that a client gave."""
     return str(text).encode("utf-8", "surrogatepass")

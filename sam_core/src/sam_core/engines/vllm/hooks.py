@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What method `sam` relies on in vLLM's second runner, checked in vLLM's sources before anything of it is rebound.
+"""The functions of vLLM that method `sam` relies on in the second runner.
+
+Their sources are checked before any is rebound.
 
 `python -m sam_core.engines.vllm.hooks [FOLDER]` checks the installed vLLM, or another copy of its package, and prints
-each hook. Nothing of vLLM is imported. To follow a new release, begin here.
+each hook. vLLM is not imported. To support a new release, begin here.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from sam_core.engines import hooks
 from sam_core.engines.hooks import Hook, Older
 
 RELEASES = ("0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
-"""Of vLLM, ascending, in which all hooks fit."""
+"""Releases of vLLM in which all hooks fit, ascending."""
 WHOLE = "0.31"
-"""The newest that verl 0.9.1 can be installed with."""
+"""The newest release that verl 0.9.1 can be installed with."""
 
 
 RUNNER = "v1/worker/gpu/model_runner.py"
@@ -39,7 +41,7 @@ LOGPROBS = Hook(
     "",
     (Older("0.28", "self"),),
 )
-"""vLLM 0.28 gives no log-probabilities where the device chooses what is verified."""
+"""vLLM 0.28 gives no log-probabilities with adaptive verification."""
 
 HOOKS = (
     # the front end
@@ -49,7 +51,7 @@ HOOKS = (
         "create_speculative_config",
         "self target_model_config target_parallel_config",
         ('("--spec-method", "method", self.spec_method)', "SpeculativeConfig(**self.speculative_config)"),
-        "make a SamSpeculativeConfig of method sam",
+        "create a SamSpeculativeConfig for method sam",
     ),
     Hook(
         CONFIG,
@@ -73,7 +75,7 @@ HOOKS = (
         "_validate_spec_decode",
         "self speculative_config",
         (),
-        "take min_p and logit_bias",
+        "accept min_p and logit_bias",
     ),
     Hook(CLIENT, "DPLBAsyncMPClient", "__init__", "self vllm_config", ("self.eng_start_index =",), "route by prompt"),
     Hook(
@@ -101,7 +103,7 @@ HOOKS = (
         "record",
         "self scheduler_stats iteration_stats mm_cache_stats engine_idx",
         ("for stat_logger in self.stat_loggers",),
-        "take the drafter's counters out of the statistics",
+        "remove the drafter's counters from the statistics",
     ),
     Hook(
         "v1/metrics/loggers.py",
@@ -118,7 +120,7 @@ HOOKS = (
         "use_v2_model_runner",
         "self",
         ("use_v2_model_runner = envs.VLLM_USE_V2_MODEL_RUNNER",),
-        "take the second runner, which up to 0.31 is not that of ngram_gpu",
+        "use the second runner, which ngram_gpu does not use up to 0.31",
     ),
     Hook(
         CONFIG,
@@ -126,7 +128,7 @@ HOOKS = (
         "_get_v2_model_runner_unsupported_features",
         "self",
         ("return unsupported",),
-        "let it have the method",
+        "allow the method in the second runner",
     ),
     Hook(
         SCHEDULER,
@@ -134,7 +136,7 @@ HOOKS = (
         "add_request",
         "self request",
         ("self._enqueue_waiting_request(request)", "StreamingUpdate.from_request(request)"),
-        "ignore seeds that would bias rejection, tell the worker a request's cache_salt",
+        "ignore seeds that would bias rejection, pass a request's cache_salt to the worker",
     ),
     Hook(
         SCHEDULER,
@@ -176,7 +178,7 @@ HOOKS = (
         "_handle_stopped_request",
         "self request",
         ("safe_frontier = request.num_computed_tokens - request.num_output_placeholders",),
-        "begin a session's turn behind the last one's tokens",
+        "begin a session's turn after the tokens of the previous one",
         (Older("0.30", "self request", ("self._update_request_as_session(request, update)",)),),
     ),
     Hook(
@@ -302,7 +304,7 @@ HOOKS = (
         "set_draft_tokens",
         "self input_batch draft_tokens",
         ("self.num_draft_tokens = draft_tokens.shape[1]",),
-        "plan as many as the schedule says, where it waits for drafts",
+        "plan the scheduled number of drafts if it waits for them",
     ),
     Hook(
         "v1/worker/gpu/async_utils.py",
@@ -318,7 +320,7 @@ HOOKS = (
         "get_output",
         "self",
         ("self.copy_event.synchronize()", "return self.model_runner_output"),
-        "say how many drafts a step verified",
+        "report the number of verified drafts",
     ),
     Hook(
         "v1/worker/gpu/async_utils.py",
@@ -404,7 +406,7 @@ HOOKS = (
 
 
 def is_patched(folder: Path) -> bool:
-    """Whether this copy of vLLM's package has method sam by the patches of this project."""
+    """Whether this copy of vLLM's package has this project's patches for method sam."""
     tree = hooks.tree(folder / "config" / "speculative.py")
     return tree is not None and any(
         isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id == "sam"
@@ -424,7 +426,7 @@ def check(folder: Path, version: str) -> None:
 
 
 def nearest(version: str) -> str:
-    """The one of RELEASES to install instead of this version: the newest instead of a newer one, else WHOLE."""
+    """The release to install instead of this version: the last of RELEASES if it is newer than that, else WHOLE."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     newest = tuple(map(int, RELEASES[-1].split(".")))
     return RELEASES[-1] if numbers and tuple(map(int, numbers.groups())) > newest else WHOLE

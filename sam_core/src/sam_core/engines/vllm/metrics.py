@@ -10,7 +10,7 @@ from sam_core import SOURCES
 from sam_core.counters import EXCLUSION_REASONS, POSITIONS
 
 PREFIX = "vllm:sam_"
-"""With vLLM's own prefix, since vLLM unregisters such metrics before it registers those of a new engine."""
+"""Begins with vLLM's own prefix, since vLLM unregisters metrics by prefix before it registers those of a new engine."""
 
 COUNTERS: dict[str, tuple[str, str | None, dict[str, str]]] = {
     "engine_steps": ("Engine steps of the drafter.", None, {"": "steps"}),
@@ -40,7 +40,7 @@ COUNTERS: dict[str, tuple[str, str | None, dict[str, str]]] = {
     "evicted_groups": ("Groups evicted for lack of memory.", None, {"": "evicted_groups"}),
     "evicted_history": ("Evictions of a group's older answers for lack of memory.", None, {"": "evicted_history"}),
 }
-"""By metric: documentation, own label, and the counter of SamProposer.stats() for each label value."""
+"""Maps a metric to its documentation, its own label, and the key in SamProposer.stats() for each label value."""
 GAUGES = {
     "switch_on": "1 while the switch is on.",
     "index_bytes": "Memory of texts and indexes.",
@@ -53,7 +53,7 @@ class EngineMetrics:
     """Metrics of one front end and its engines.
 
     Args:
-        counter, gauge: classes of prometheus_client, or vLLM's substitutes for them.
+        counter, gauge: classes of prometheus_client, or vLLM's replacements.
         labelnames: vLLM's own labels.
         labelvalues: their values for each engine, by its index.
     """
@@ -88,7 +88,7 @@ class EngineMetrics:
                 self._gauges[engine].append((GAUGE_COUNTERS[name], metric.labels(*values)))
 
     def observe(self, stats: Mapping[str, float], engine: int) -> None:
-        """Count a SamProposer.report, which this front end alone was handed."""
+        """Count a SamProposer.report, which only this front end has received."""
         for key, metric in self._counters[engine]:
             metric.inc(stats[key])
         for key, metric in self._gauges[engine]:

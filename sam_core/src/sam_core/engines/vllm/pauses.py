@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the second runner's drafter pauses: by what its steps take and yield, heard of once they are done."""
+"""Pauses the second runner's drafter, according to the time and tokens of steps that have ended."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from sam_core.engines.vllm.texts import Sampled
 from sam_core.proof import Proof
 
 MEMORY = 4096
-"""Steps in which the weight of a step's cost falls by a factor of e."""
+"""Steps after which the weight of a step's cost has fallen by a factor of e."""
 PLAIN_STEPS = 6
-"""Steps without drafts in a row, by which plain ones are measured."""
+"""Length of a run of steps without drafts, in which plain steps are measured."""
 LAG = 3
-"""Steps that the engine has planned, or launched, when it hears of a pause or of its end."""
+"""Steps that the engine has already planned or launched when a pause begins or ends."""
 PLAIN_INTERVALS = 16, 512
-"""Steps between two such rows, at least and at most."""
+"""Minimum and maximum steps between two runs of plain steps."""
 PLAIN_SHARE = 0.02
-"""The most of the tokens that the rows may cost, where drafts pay, unless the least interval says so."""
+"""Maximum share of tokens that these runs may cost where drafts pay, subject to the minimum interval."""
 WINDOW = 5
-"""Steps without drafts of as many requests of which the median counts."""
+"""Number of latest plain steps with a similar number of requests whose median is used."""
 GAIN_MEMORY = 16
-"""Steps with drafts over which their gain is averaged, to choose the interval."""
+"""Steps with drafts over which the gain is averaged to choose the interval."""
 
 
 class _Step:
-    """A step that was launched: its start on the device, rows and contexts, and what it verified once that is known.
+    """A launched step: its start on the device, its rows and contexts, and what it sampled once that is known.
 
     paused: nothing was drafted while it ran.
-    plain: the engine had planned no drafts, so that it is a step as of an engine without speculation.
-    counts: as one with drafts: they do not pause, and the first ones of its batch are verified by now.
-    continued: the next step had no new requests, so the device went on at once.
+    plain: the engine had planned no drafts, so it equals a step without speculation.
+    counts: whether it counts as a step with drafts: drafting is not paused, and the first drafts of its batch are
+        verified by now.
+    continued: the next step had no new requests, so the device continued at once.
     """
 
     __slots__ = ("start", "rows", "requests", "context", "prompts", "paused", "plain", "counts", "continued", "sampled")
@@ -50,41 +51,41 @@ class _Step:
         self.sampled: Sampled | None = None
 
 
-class Plain:
-    """How long plain steps take, by the requests that run, in powers of two.
+class PlainTimes:
+    """Seconds of plain steps, by running requests in powers of two.
 
-    Such a step is the measure of those with drafts. It is taken as it was measured, with as many requests: what a step
-    of other rows and contexts costs is known too badly on an engine that also waits for its host.
+    Steps with drafts are compared with them. The times are used as measured: predicted costs for other rows and
+    contexts are too uncertain on an engine that also waits for its host.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
 
     def add(self, requests: int, seconds: float) -> None:
-        """A plain step has ended."""
+        """Add a plain step that has ended."""
         self._seconds.setdefault(requests.bit_length(), deque(maxlen=WINDOW)).append(seconds)
 
     def knows(self, requests: int) -> bool:
-        """Whether steps of so many requests were measured."""
+        """Whether steps with about this number of requests were measured."""
         return requests.bit_length() in self._seconds
 
     def seconds(self, requests: int) -> float:
-        """The median of the latest of so many requests, or of the next number that is known; 0: none is."""
+        """The median for this number of requests, or for the nearest known one; 0 if none is known."""
         size = requests.bit_length()
         nearest = min(self._seconds, key=lambda known: abs(known - size), default=None)
         return statistics.median(self._seconds[nearest]) if nearest is not None else 0.0
 
 
 class Pauses:
-    """Lets drafting pause when steps with drafts yield less than plain ones would, and learns what steps cost.
+    """Pauses drafting when steps with drafts yield less than plain ones would, and learns the cost of steps.
 
-    A step's time is that from its start on the device to the next one's, as two events show it once both have happened;
-    nobody waits for them. It counts if the step read no prompt and the next one had no new requests. What drafts gain
-    or lose is counted for each power of two of requests, as few may gain by what many lose by.
+    A step's time runs from its start on the device to the start of the next step. It is read from two events once both
+    have occurred, without waiting. It counts if the step read no prompt and the next one had no new requests. Gains of
+    drafts are counted per power of two of requests, since drafts may pay for few requests and not for many.
 
-    pause: whether nothing is drafted now, nor planned, once the scheduler has heard of it.
-    cost: of steps, in seconds.
-    trials: of the engine at its start, in which nothing is sampled: rows, increasing, and seconds.
+    pause: whether nothing is drafted now; the scheduler then plans no drafts either, some steps later.
+    cost: the cost of steps, in seconds.
+    trials: increasing rows and seconds of the engine's profiling steps at its start, in which nothing is sampled.
     """
 
     def __init__(self, new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)) -> None:
@@ -92,35 +93,35 @@ class Pauses:
         self.cost = StepCost(MEMORY)
         self.trials: tuple[Sequence[int], Sequence[float]] = [1], [0.0]
         self._new_event = new_event
-        self._events: list[Any] = []  # to use again
-        self._plain = Plain()
+        self._events: list[Any] = []  # for reuse
+        self._plain = PlainTimes()
         self._proofs: dict[int, Proof] = {}
-        self._gained = self._ratio = 1.0  # a request's tokens in a step with drafts; its rate, plain steps' being 1
+        self._gained = self._ratio = 1.0  # tokens per request and step with drafts; their rate relative to plain steps
         self._steps: deque[_Step] = deque()
         self._unread: deque[_Step] = deque()
         self._number, self._next_plain, self._last_plain = 0, PLAIN_INTERVALS[0], 0
         self._is_real = False
-        self._age = 0  # steps of this batch that read no prompt
+        self._age = 0  # steps of this batch without prompts
 
     def begin(self, requests: int, joined: int, launches: bool = True) -> None:
-        """A step begins that is not one of the engine's trials.
+        """Begin a step that is not one of the engine's profiling steps.
 
         Args:
-            requests: that run.
-            joined: new ones among them.
-            launches: it runs the model.
+            requests: number of running requests.
+            joined: number of new ones among them.
+            launches: whether the step runs the model.
         """
         self._is_real = launches
         if self._steps:
             self._steps[-1].continued = not joined
         self._number += 1
         self._learn()
-        if joined and 2 * joined >= requests:  # another batch, of other texts
+        if joined and 2 * joined >= requests:  # a new batch with other texts
             self._proofs.clear()
             self._age = 0
         number, (least, most) = self._number, PLAIN_INTERVALS
         if number >= self._next_plain + PLAIN_STEPS:
-            cost = (PLAIN_STEPS + LAG) * max(self._ratio - 1, 0) / self._gained  # of a row, in steps with drafts
+            cost = (PLAIN_STEPS + LAG) * max(self._ratio - 1, 0) / self._gained  # of a plain run, in steps
             self._next_plain = number + round(min(max(cost / PLAIN_SHARE, least), most))
         elif not self._plain.knows(requests) and number >= self._last_plain + least:
             self._next_plain = min(self._next_plain, number)
@@ -132,7 +133,7 @@ class Pauses:
         return self._proofs.setdefault(requests.bit_length(), Proof(pauses_once_proven=Proof.PAUSES))
 
     def launched(self, input_batch: Any) -> None:
-        """The model of a step is about to be launched."""
+        """Record that the model of a step is about to be launched."""
         if not self._is_real:
             return
         self._is_real = False
@@ -145,12 +146,12 @@ class Pauses:
         self._unread.append(step)
 
     def ended(self, sampled: Sampled) -> None:
-        """What a step sampled is on the host; steps end in the order in which they were launched."""
+        """Record what a step sampled; steps end in the order in which they were launched."""
         if self._unread:
             self._unread.popleft().sampled = sampled
 
     def _learn(self) -> None:
-        """Learn from the steps that are over."""
+        """Learn from the steps that have ended."""
         while len(self._steps) > 1 and self._steps[0].sampled and self._steps[1].start.query():
             step = self._steps.popleft()
             seconds = step.start.elapsed_time(self._steps[0].start) / 1000
@@ -163,7 +164,7 @@ class Pauses:
         verified, gained = sum(step.sampled.verified), sum(map(len, step.sampled.tokens))
         self.cost.learn(step.rows, step.context, verified * step.context / step.requests, seconds)
         if step.plain:
-            if following.plain:  # else drafts were made at its end
+            if following.plain:  # otherwise drafts were made at its end
                 self._plain.add(step.requests, seconds)
         elif step.counts and (plain := self._plain.seconds(step.requests)):
             each = gained / step.requests
@@ -172,9 +173,10 @@ class Pauses:
             self._ratio += (each * plain / seconds - self._ratio) / GAIN_MEMORY
 
     def curve(self, sizes: list[int]) -> list[tuple[int, float]] | None:
-        """What steps with drafts of the requests that run cost, as vLLM's verification takes it: rows and milliseconds.
+        """Milliseconds of steps with drafts for the running requests, by rows, in the form that vLLM's verification
+        uses.
 
-        Of more rows than steps had so far it is what the trials took more. None: that is unknown.
+        Beyond the rows seen so far, they grow as in the profiling steps. None if the cost is unknown.
 
         Args:
             sizes: rows, increasing.

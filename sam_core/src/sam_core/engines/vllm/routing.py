@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of vLLM's data-parallel engines serves a request."""
+"""Chooses the data-parallel engine of vLLM that serves a request."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from sam_core.options import Options
 
 
 class EngineRoutes:
-    """Sends the requests of a group to one of the engines behind a client, as PromptRoutes does with verl's replicas.
+    """Sends the requests of a group to one of the engines behind a client, by PromptRoutes.
 
     Engines are numbered as in the client's `core_engines` (vllm/v1/engine/core_client.py, DPLBAsyncMPClient), and their
-    number may change. Counts the requests in flight of this client, not those of others.
+    number may change. Only requests of this client are counted as in flight.
+
+    Args:
+        first: the engine to prefer among the least loaded ones, followed by the next ones in turn; differs by client.
+        history: option `history`, a folder in which all clients save the engines of prompts.
     """
 
     def __init__(self, first: int = 0, history: str | None = None) -> None:
-        """first: the engine that is preferred among the least loaded ones, followed by the next ones in turn; another
-        one for each client. history: option of this name, where all clients save the engines that prompts went to."""
         self._first = first
         self._routes = PromptRoutes()
         self._saved = SavedRoutes(self._routes, Path(history, "routes.json") if history else None)
@@ -33,14 +35,14 @@ class EngineRoutes:
 
     @classmethod
     def from_options(cls, sam: Mapping[str, Any] | None, first: int) -> EngineRoutes | None:
-        """From valid options, `speculative_config["sam"]`; None where the answers to a prompt share no index."""
+        """Create it from valid options, `speculative_config["sam"]`; None if the answers to a prompt share no index."""
         sam = sam or {}
         return cls(first, sam.get("history")) if "group" in sam.get("sources", Options.sources) else None
 
     def choose(self, request: Any, num_engines: int) -> int | None:
         """The engine, 0 to num_engines - 1, for an EngineCoreRequest; None if it has neither a group nor tokens.
 
-        A request in flight, as in a session whose input is streamed, stays where it is. Call `sent` afterwards.
+        A request that is in flight, as in a session with streamed input, stays on its engine. Call `sent` afterwards.
         """
         if (engine := self._engines.get(request.request_id)) is not None:
             return engine
@@ -56,7 +58,7 @@ class EngineRoutes:
         return self._routes.choose(request.request_id, prompt, in_flight)
 
     def sent(self, request_id: str, engine: int) -> None:
-        """A request goes to this engine, whoever chose it."""
+        """Record that a request goes to this engine, whoever chose it."""
         if request_id not in self._engines:
             self._engines[request_id] = engine
             self._in_flight[engine] += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafter of vLLM's first model runner (vllm/v1/worker/gpu_model_runner.py) and of vllm-ascend's."""
+"""The drafter for the first model runner of vLLM (vllm/v1/worker/gpu_model_runner.py) and that of vllm-ascend."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from sam_core.proposer import SamProposer
 class RunnerProposer(SamProposer):
     """A SamProposer for the requests in a runner's batch.
 
-    Only the first rank of a tensor-parallel group drafts. Its drafts reach the scheduler, or, with the executor
+    Only the first rank of a tensor-parallel group drafts. Its drafts reach the scheduler or, with executor
     `external_launcher`, the schedulers of all ranks.
 
     Args:
-        vllm_config: the engine's VllmConfig, of method sam.
+        vllm_config: the engine's VllmConfig, with method sam.
         runner: the GPUModelRunner or NPUModelRunner; its batch and requests are read in each step.
 
     Attributes:
-        async_drafts: drafts when a step begins; None unless the engine schedules asynchronously.
+        async_drafts: drafts at the beginning of a step; None unless the engine schedules asynchronously.
     """
 
     name = "sam"
@@ -53,10 +53,10 @@ class RunnerProposer(SamProposer):
         self._each_rank_schedules = vllm_config.parallel_config.distributed_executor_backend == "external_launcher"
 
     def propose_for_batch(self, sampled_token_ids: list[list[int]], num_tokens: int) -> list[list[int]]:
-        """Draft for the next step when a synchronous one has ended: one list for each row of the batch.
+        """Draft for the next step after a synchronous step: one list for each row of the batch.
 
         Args:
-            sampled_token_ids: the tokens that the step sampled for each row; none for a partial prefill.
+            sampled_token_ids: the tokens that the step sampled for each row; empty for a partial prefill.
             num_tokens: all tokens that the step computed.
         """
         batch, states = self.runner.input_batch, self.runner.requests

@@ -2,15 +2,15 @@
 """Drafts for vLLM's first runner while the engine schedules asynchronously.
 
 The scheduler plans step s + 1 while step s runs, with k placeholders for the drafts of each request. When the runner
-begins step s + 1 it reads what step s sampled, drafts, and removes from the plan what is not drafted and what step s
-refused. So scheduling and the output of earlier steps overlap with the device's work, and drafts follow the newest
-text. While the host waits for step s it indexes the tokens of the step before, so drafts come from texts that lack
-those of step s. It waits only if step s had drafts or s + 1 may have some; other steps are those of an engine without
-speculation: while the switch is off, steps are planned without placeholders. Switch `auto` then decides from drafts
-behind the tokens that the host knows, which are one fewer.
+begins step s + 1, it reads what step s sampled, drafts, and removes unused placeholders and refused draft tokens from
+the plan. So scheduling and the output of earlier steps overlap with the device's work, and drafts follow the newest
+text. While the host waits for step s, it indexes the tokens of step s - 1, so drafts come from texts without those of
+step s. It waits only if step s had drafts or step s + 1 may have some. While the switch is off, steps are planned
+without placeholders and run as without speculation. Switch `auto` then decides from drafts that follow the tokens that
+the host knows, one fewer than were sampled.
 
 Upstream's drafters on the device (vLLM 0.23, v1/worker/gpu_model_runner.py, use_async_spec_decode) leave the host's
-lengths too large until a step later. Here they are exact when a step begins, so none of that code runs.
+lengths too large until one step later. Here they are exact when a step begins, so none of that code runs.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from sam_core.engines.vllm.answers import has_grammar, looks_for_repetition, sto
 from sam_core.proposer import FEED_INTERVAL
 
 MANY_REQUESTS = 64
-"""Requests in a step from which writing the tokens of all at once is faster than one after another."""
+"""Minimum requests in a step for which writing all tokens at once is faster than request by request."""
 
 
 @dataclass
 class _Sampled:
     """Tokens that a step samples for N requests.
 
-    req_ids: those of the requests; rows, starts: int [N], the row of each in `tokens`, and where in its text the first
-    token belongs.
-    tokens: int [N or more, 1 or k + 1] on the host, valid after `ready`; -1 behind a request's last token.
-    ended: requests that had ended before; their answers have none of these tokens.
+    req_ids: ids of the requests.
+    rows, starts: int [N], each request's row in `tokens`, and the position of its first token in its text.
+    tokens: int [N or more, 1 or k + 1] on the host, valid after `ready`; -1 after a request's last token.
+    ended: requests that had ended before; these tokens do not belong to their answers.
     """
 
     req_ids: list[str]
@@ -57,11 +57,11 @@ class _Sampled:
 
 
 class AsyncDrafts:
-    """What the runner calls in each step: `begin` before it, `launched` after it.
+    """Drafts for asynchronous steps: the runner calls `begin` before each step and `launched` after it.
 
-    Tokens of steps without drafts are read late, up to FEED_INTERVAL steps at once, and written into the rows of the
-    batch alone; the list of a request's output tokens, in which the runner leaves -1 for them, is completed when the
-    request leaves its row.
+    Tokens of steps without drafts are read late, up to FEED_INTERVAL steps at once, and written only into the rows of
+    the batch. The runner leaves -1 for them in a request's list of output tokens, which is completed when the request
+    leaves its row.
 
     Args:
         runner: vLLM's GPUModelRunner or a subclass; its `drafter` is a SamProposer.
@@ -76,16 +76,16 @@ class AsyncDrafts:
         self._verified: dict[str, list[int]] = {}
         self._had_placeholders = self._has_grammars = False
         self._plan_drafts = True
-        # the last arguments and result of _ends
+        # arguments and result of the previous call of _ends
         self._params: list[Any] = []
         self._max_tokens, self._stops = np.zeros(0, np.int64), list[int]()
 
     def launched(self, output: Any, discarded: Collection[int], grammar_output: Any) -> None:
-        """A step was launched.
+        """Record a launched step.
 
         Args:
             output: its AsyncGPUModelRunnerOutput.
-            discarded: rows without a token, of partial prefills.
+            discarded: rows of partial prefills, which get no token.
             grammar_output: its GrammarOutput, or None.
         """
         batch = self.runner.input_batch
@@ -106,7 +106,7 @@ class AsyncDrafts:
         )
 
     def _ended_by_grammar(self, req_ids: list[str], grammar_output: Any) -> list[str]:
-        """The requests that had ended before the step sampled: their grammar was not applied."""
+        """The requests that had ended before the step sampled, since their grammar was not applied."""
         if not self._has_grammars:
             return []
         applied = grammar_output.structured_output_request_ids if grammar_output else ()
@@ -114,7 +114,7 @@ class AsyncDrafts:
         return [each for each in req_ids if each not in applied and has_grammar(states[each].sampling_params)]
 
     def begin(self, scheduler_output: Any) -> Any:
-        """The SchedulerOutput of the next step with its drafts; the argument stays as it is."""
+        """The SchedulerOutput of the next step with its drafts; the argument is not changed."""
         batch, drafter = self.runner.input_batch, self.runner.drafter
         planned = scheduler_output.scheduled_spec_decode_tokens
         self._running = len(scheduler_output.num_scheduled_tokens)
@@ -134,7 +134,7 @@ class AsyncDrafts:
             drafter.catch_up()
             latest.ready.synchronize()
         elif latest and scheduler_output.finished_req_ids:
-            read = latest.ready.query()  # its last tokens may be those of a request that has ended
+            read = latest.ready.query()  # it may hold the last tokens of a request that has ended
         sampled: set[str] = set()
         self._read_without_drafts()
         if read:
@@ -152,7 +152,7 @@ class AsyncDrafts:
         if beginning:
             self._forget_texts(beginning)
         cached = scheduler_output.scheduled_cached_reqs
-        if cached.resumed_req_ids:  # perhaps after a reset of the cache, which drops tokens in flight
+        if cached.resumed_req_ids:  # resetting the cache may have dropped tokens in flight
             kept = dict(zip(cached.req_ids, cached.num_output_tokens, strict=True))
             for req_id in cached.resumed_req_ids:
                 length = self.runner.requests[req_id].num_prompt_tokens + kept[req_id]
@@ -161,7 +161,7 @@ class AsyncDrafts:
                 else:
                     lengths[row] = min(lengths[row], length)
         decoding = sampled if read or latest is None else set(latest.req_ids)
-        uniform = in_graph and may_draft  # also where a request leaves
+        uniform = in_graph and may_draft  # also for a request that leaves
         drafts = drafter.propose(
             batch.req_ids,
             batch.token_ids_cpu,
@@ -184,8 +184,11 @@ class AsyncDrafts:
         return scheduler_output
 
     def report(self) -> Any:
-        """DraftTokenIds, or None if there is no news: the drafts that the step which was begun verifies, the drafter's
-        counters, and whether steps are to be planned with placeholders."""
+        """DraftTokenIds, or None if nothing has changed.
+
+        They hold the drafts that the current step verifies, the drafter's counters, and whether to plan steps with
+        placeholders.
+        """
         drafter = self.runner.drafter
         counters, plan_drafts = drafter.report(), drafter.switch.plans_drafts(self._running)
         if not self._verified and counters is None and plan_drafts == self._plan_drafts:
@@ -197,9 +200,10 @@ class AsyncDrafts:
         return DraftTokenIds(list(self._verified), drafts, counters, plan_drafts)
 
     def _placeholders(self, scheduler_output: Any, latest: _Sampled | None) -> tuple[bool, bool]:
-        """Whether the next step may run in a graph of k + 1 tokens a request, its placeholders filled.
+        """Whether the next step may run in a graph of k + 1 tokens per request, and whether it may have drafts.
 
-        In a step for such a graph no request drafts if one has fewer than k placeholders or was not in the step before.
+        In a step for such a graph, no request drafts if one has fewer than k placeholders or was not in the previous
+        step.
         """
         planned, counts = scheduler_output.scheduled_spec_decode_tokens, scheduler_output.num_scheduled_tokens
         k = self.runner.num_spec_tokens
@@ -209,7 +213,7 @@ class AsyncDrafts:
         return True, all(len(planned.get(req_id, ())) == k and req_id in decoding for req_id in counts)
 
     def _index(self, step: _Sampled) -> npt.NDArray[np.integer]:
-        """Where the requests of a step are in the batch now: int [N]; -1: nowhere."""
+        """The current rows of a step's requests in the batch, int [N]; -1 for those that have left it."""
         batch = self.runner.input_batch
         if step.req_ids == batch.req_ids:
             return np.arange(len(step.req_ids))
@@ -217,7 +221,7 @@ class AsyncDrafts:
         return np.fromiter(index, np.int64, len(step.req_ids))
 
     def _skip(self) -> bool:
-        """Whether nothing is to be done before the next step: the switch is off and the requests are the same."""
+        """Whether to skip the work before the next step, since the switch is off and the requests are the same."""
         batch, switch = self.runner.input_batch, self.runner.drafter.switch
         if (
             self._had_placeholders
@@ -235,11 +239,12 @@ class AsyncDrafts:
     def _read_without_drafts(self) -> None:
         """Write the tokens of all steps but the latest into the rows of their requests.
 
-        They had no drafts. On the first rank their tokens are on the host, as the scheduler has had them.
+        These steps had no drafts. On the first rank their tokens are on the host, since the scheduler has received
+        them.
         """
         steps = [self._unread.popleft() for _ in range(len(self._unread) - 1)]
         if steps and not self.tp_group.is_first_rank:
-            steps[-1].ready.synchronize()  # and with it those before it
+            steps[-1].ready.synchronize()  # implies that earlier ones are ready
         for _, same in itertools.groupby(steps, lambda step: (step.req_ids, step.rows.tolist(), len(step.tokens))):
             part = list(same)
             index = self._index(part[0])
@@ -248,15 +253,15 @@ class AsyncDrafts:
             present = index >= 0
             self.runner.input_batch.token_ids_cpu[index[present, None], starts[present]] = tokens[present]
             for i in np.flatnonzero(~present).tolist():
-                # preempted, or complete and not yet reported as finished; without a state: ended in an earlier step
+                # preempted, or complete and not yet reported as finished; no state if it ended in an earlier step
                 if state := self.runner.requests.get(part[0].req_ids[i]):
                     for start, token in zip(starts[i].tolist(), tokens[i].tolist(), strict=True):
                         state.output_token_ids[start - state.num_prompt_tokens] = token
 
     def _forget_texts(self, beginning: set[str]) -> None:
-        """What steps in flight sample for these ids belongs to texts that have ended.
+        """Discard what steps in flight sample for these ids, since it belongs to texts that have ended.
 
-        That is a session's turn, or a request whose id is used again.
+        Such a text is a session's turn or that of a request whose id is reused.
         """
         for step in self._unread:
             if not beginning.isdisjoint(step.req_ids):
@@ -271,13 +276,13 @@ class AsyncDrafts:
         output[:] = batch.token_ids_cpu[batch.req_id_to_index[req_id], start : start + len(output)].tolist()
 
     def _read(self, step: _Sampled) -> set[str]:
-        """Write a step's tokens into the texts. Returns the requests in the batch that it sampled for."""
+        """Write a step's tokens into the texts. Returns those of its requests that are in the batch."""
         index = self._index(step)
         states = [*map(self.runner.requests.get, step.req_ids)]
         left = self._write(step, states, index) if len(states) >= MANY_REQUESTS else range(len(states))
         tokens = step.tokens.tolist() if left else []
         for i in left:
-            if states[i]:  # else it ended in an earlier step
+            if states[i]:  # otherwise it ended in an earlier step
                 is_kept = step.req_ids[i] not in step.ended
                 sampled = [token for token in tokens[step.rows[i]] if token >= 0 and is_kept]
                 self._read_end(states[i], int(index[i]), int(step.starts[i]), sampled)
@@ -286,14 +291,14 @@ class AsyncDrafts:
         return {req_id for req_id, row in zip(step.req_ids, index.tolist(), strict=True) if row >= 0}
 
     def _write(self, step: _Sampled, states: list[Any], index: npt.NDArray[np.integer]) -> list[int]:
-        """Write the tokens of most requests of a step into their texts, in few calls for all.
+        """Write the tokens of most of a step's N requests into their texts, with few calls.
 
         Args:
-            states: of its N requests, None for those that ended in an earlier step.
+            states: those of the requests; None for one that ended in an earlier step.
             index: int [N], their rows in the batch.
 
         Returns:
-            The numbers of the requests that are left: they may have ended, or are not in the batch.
+            The indices of the remaining requests, which may end with these tokens or are not in the batch.
         """
         batch, max_model_len = self.runner.input_batch, self.runner.max_model_len
         present = np.flatnonzero(index >= 0)
@@ -306,7 +311,7 @@ class AsyncDrafts:
         prompts, counts = batch.num_prompt_tokens[rows], np.count_nonzero(tokens >= 0, axis=1)
         with_last = np.column_stack([batch.token_ids_cpu[rows, starts - 1], tokens])
         may_end = starts + counts > np.minimum(prompts + max_tokens, max_model_len)
-        for stop in stops:  # mostly one or two
+        for stop in stops:  # usually one or two
             may_end |= (with_last == stop).any(1)
         counts[may_end] = 0
         which, depths = np.nonzero(np.arange(tokens.shape[1]) < counts[:, None])
@@ -323,10 +328,10 @@ class AsyncDrafts:
         return np.flatnonzero(left).tolist()
 
     def _ends(self, params: list[Any]) -> tuple[npt.NDArray[np.int64], list[int]]:
-        """What ends the answers of requests with these N SamplingParams.
+        """The conditions that end the answers of requests with these N SamplingParams.
 
-        Returns their maximum tokens, int64 [N], 0 where an answer may also end by repetition, and all tokens that end
-        one of them. The result is kept for the next call, since most steps have the requests of the one before.
+        Returns the maximum tokens of each answer, int64 [N], 0 for one that may also end by repetition, and the stop
+        tokens of all. The result is cached, since most steps have the same requests as the previous one.
         """
         if len(params) != len(self._params) or not all(map(operator.is_, params, self._params)):
             unlimited = self.runner.max_model_len
@@ -342,9 +347,10 @@ class AsyncDrafts:
         """Write the tokens of a request that may end with them into its text.
 
         Args:
-            state: of the request; row: in the batch, -1 if it was preempted, or is complete and not yet reported as
-                finished.
-            start: where they begin in the text; sampled: what the step sampled.
+            state: that of the request.
+            row: its row in the batch; -1 if it was preempted, or is complete and not yet reported as finished.
+            start: position of the tokens in the text.
+            sampled: the tokens that the step sampled.
         """
         batch, params, first = self.runner.input_batch, state.sampling_params, start - state.num_prompt_tokens
         answer = state.output_token_ids[:first] if row < 0 else batch.token_ids_cpu[row, start - first : start]
@@ -356,7 +362,7 @@ class AsyncDrafts:
             batch.num_tokens_no_spec[row] += len(tokens) - 1
 
     def _with_drafts(self, scheduler_output: Any, drafts: dict[str, list[int]]) -> Any:
-        """The plan without tokens that the step before refused, and with drafts in the place of placeholders."""
+        """The plan without tokens that the previous step refused, and with drafts instead of placeholders."""
         cached = scheduler_output.scheduled_cached_reqs
         computed, outputs = list(cached.num_computed_tokens), list(cached.num_output_tokens)
         in_batch, states = self.runner.input_batch.req_id_to_index, self.runner.requests

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drafter of vLLM's second model runner (vllm/v1/worker/gpu), where drafts stay on the device.
 
-The runner schedules a step while the one before it still runs, so the host knows the tokens of one or two steps fewer.
-It drafts chains behind what it knows, and the device completes them (see `sam_core.kernels`): it takes what
-follows in the chain where the tokens sampled since are its beginning, else what it finds in a table of the texts. No
-step waits for the host, also where the engine schedules synchronously. A thread drafts the chains while the runner
-launches the step: their time is not the engine's.
+The runner schedules a step while the previous one still runs, so the host does not know the tokens of the latest one or
+two steps. It drafts chains that continue the tokens it knows, and the device completes them (see `sam_core.kernels`):
+if the tokens sampled since are the beginning of the chain, the draft is its rest, otherwise what a table of the texts
+holds. No step waits for the host, even if the engine schedules synchronously. A thread drafts the chains while the
+runner launches the step, so drafting adds no time to it.
 
-Every request gets k draft tokens, or none does where the engine's schedule by batch size says 0. With adaptive
-verification each token has a confidence, by which the engine chooses how many of each request it verifies.
+All requests get k draft tokens, or none if the engine's schedule by batch size says 0. With adaptive verification each
+token has a confidence, from which the engine chooses the number of tokens to verify per request.
 
-The runner calls `update_requests` when a step begins, `observe_output` with the copy of the sampled tokens that is on
-its way to the host, `propose` for the drafts of the next step.
+The runner calls `update_requests` when a step begins, `observe_output` with the sampled tokens, which are still being
+copied to the host, and `propose` for the drafts of the next step.
 
-Shapes: B requests of a step, W tokens that the steps can sample that the host does not know.
+Shapes: B requests of a step; W is the maximum number of sampled tokens per request that the host does not know.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ from sam_core.proposer import SamProposer, Step
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 MAX_SLOTS = 1 << 22
-"""N-grams in the table, at most, and tokens of the texts: 48 MiB."""
+"""Maximum n-grams in the table, and maximum tokens of its texts: 48 MiB."""
 TABLE_SHARE = 16
-"""The table takes at most so small a part of `memory_bytes`, on the device and on the host."""
+"""The table uses at most 1 / TABLE_SHARE of `memory_bytes`, on the device and on the host."""
 SLOT_BYTES = 13
-"""Of the table for an n-gram and a token, and somewhat more."""
+"""Bytes of the table per n-gram and token, rounded up."""
 MAX_CHAIN = 64
-"""Tokens that a pool drafts at most."""
+"""Maximum tokens that a pool drafts."""
 WARMUP_REQUESTS = ("_warmup_", "_v2_mixed_warmup")
-"""Beginnings of the ids of vLLM's own requests (gpu/warmup.py), after which it seeds its random numbers anew."""
+"""Prefixes of the ids of vLLM's warm-up requests (gpu/warmup.py), after which it reseeds its random numbers."""
 
 
 class Chains(NamedTuple):
@@ -69,7 +69,7 @@ class Chains(NamedTuple):
 
     tokens: int32 [B, chain_length].
     lengths: int32 [B].
-    probabilities: of each token behind the one before it, float32 [B, chain_length].
+    probabilities: conditional probability of each token, float32 [B, chain_length].
     """
 
     tokens: Int32
@@ -78,11 +78,11 @@ class Chains(NamedTuple):
 
 
 class ChainProposer(SamProposer):
-    """Drafts chains that the device completes. What was verified is counted when the host hears of it.
+    """Drafts chains that the device completes. Verified tokens are counted once the host knows them.
 
     Args:
-        k, sam: as for SamProposer. A chain is not cut by `min_prob`: each request has its k tokens anyway.
-        max_concurrent: steps whose tokens a chain reaches over, as far as MAX_CHAIN goes.
+        k, sam: as for SamProposer, but `min_prob` does not end a chain: each request gets k tokens anyway.
+        max_concurrent: number of steps that a chain spans, limited by MAX_CHAIN.
         settings: SamProposer's other arguments.
     """
 
@@ -94,13 +94,13 @@ class ChainProposer(SamProposer):
         self._drafting: Future[Chains] | None = None
 
     def begin(self, req_ids: list[str], token_rows: Int32, ends: Int32, prompts: Int32, should_draft: bool) -> None:
-        """Feed the requests' tokens, and begin to draft chains behind them. The rows may not change before `chains`.
+        """Feed the requests' tokens and start drafting chains that continue them. Rows must not change before `chains`.
 
         Args:
-            req_ids: of the B rows.
+            req_ids: ids of the B requests.
             token_rows: int32 [>= B, max_model_len].
             ends, prompts: int32 [>= B].
-            should_draft: without drafts a part of the requests is fed.
+            should_draft: whether to draft; if not, only a part of the requests is fed.
         """
         start = time.perf_counter()
         self.switch.count(should_draft)
@@ -116,7 +116,7 @@ class ChainProposer(SamProposer):
         self._seconds += time.perf_counter() - start
 
     def chains(self) -> Chains | None:
-        """What was begun to be drafted; waits for it. None: nothing was."""
+        """Wait for the chains that `begin` started and return them; None if it started none."""
         drafting, self._drafting = self._drafting, None
         if drafting is None:
             return None
@@ -134,17 +134,17 @@ class ChainProposer(SamProposer):
         return Chains(tokens, lengths, step_probabilities(scores))
 
     def count(self, verified: list[int], positions: list[int], gained: list[int]) -> None:
-        """Requests verified draft tokens behind `positions` tokens of their answers and gained tokens."""
+        """Count `verified` draft tokens and `gained` tokens of requests, after `positions` tokens of their answers."""
         self._num_verified += sum(verified)
         self._positions.add(positions, gained)
 
     def stats(self) -> dict[str, Any]:
-        """As SamProposer.stats; `proposed` counts what the engine verified, of chains and table together."""
+        """As SamProposer.stats, but `proposed` counts the verified tokens, from chains and the table together."""
         return super().stats() | {"proposed": self._num_verified}
 
 
 def table_size(max_num_reqs: int, max_model_len: int, memory_bytes: int) -> tuple[int, int]:
-    """Tokens and slots of the table: for twice as many whole texts as can run, as far as the limits allow."""
+    """Tokens and slots of the table: for twice the texts that can run, each of maximum length, within the limits."""
     num_tokens = 2 * max_num_reqs * -(-max_model_len // PAGE) * PAGE
     most = memory_bytes // (TABLE_SHARE * SLOT_BYTES)
     num_slots = min(1 << (2 * num_tokens - 1).bit_length(), 1 << (most.bit_length() - 1), MAX_SLOTS)
@@ -155,16 +155,16 @@ class Speculator:
     """Drafts that stay on the device, with the attributes of vLLM's BaseSpeculator (gpu/spec_decode/speculator.py).
 
     Args:
-        proposer: knows the requests by their ids; its `drafting` is true on the rank that drafts.
+        proposer: drafts on the host; its `drafting` is true on the rank that drafts.
         max_num_reqs, max_model_len: limits of the engine.
-        device: that of the drafts.
+        device: the device of the drafts.
         tp_group: the tensor-parallel group; its first rank drafts, and the others receive its drafts.
         vocab_size: tokens of the model's vocabulary.
-        max_concurrent: steps that the engine has launched at most, the one that it launches included.
-        adaptive: whether the engine chooses by confidence what it verifies.
+        max_concurrent: maximum number of launched steps, including the one being launched.
+        adaptive: whether the engine chooses the tokens to verify by their confidences.
 
     req_states: the runner's RequestState, which holds the whole texts on the device; the runner sets it.
-    num_planned: draft tokens of a request that the scheduler plans for the next step.
+    num_planned: draft tokens per request that the scheduler plans for the next step.
     """
 
     num_query_per_req = 1
@@ -194,7 +194,7 @@ class Speculator:
         self.draft_token_confidence_probs = torch.zeros(max_num_reqs, self.k, device=device)
         self.texts = Texts(max_num_reqs, max_model_len)
         self.unread: deque[Output] = deque()
-        self._preempted: dict[str, Text] = {}  # a step in flight may end their answers
+        self._preempted: dict[str, Text] = {}  # steps in flight may end their answers
         self.groups: dict[str, bytes | Literal["by_prompt"] | None] = {}
         self._salted: set[str] = set()
         proposer.group_of, proposer.is_isolated = self.groups.__getitem__, self._salted.__contains__
@@ -207,16 +207,16 @@ class Speculator:
         self.table = NgramTable(*size, vocab_size, of_groups=own, of_all="common" in sources)
         self.drafter = Drafter(self.table, max_num_reqs, self.k, self.width, device, adaptive)
         self._sources = sources
-        self._lives: dict[bytes, list[int]] = {}  # by group: its number, its requests
-        self._num_lives = 0
-        # By row of self.texts: the page in the table, the group, its number, tokens in the table.
+        self._open_groups: dict[bytes, list[int]] = {}  # by key: number in the table, count of requests
+        self._num_opened = 0
+        # By row of self.texts: the page in the table, the group's key and number, tokens in the table.
         self._pages = np.zeros(max_num_reqs, np.int64)
         self._keys = np.empty(max_num_reqs, object)
         self._groups, self._tabled = np.zeros((2, max_num_reqs), np.int32)
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is drafted now, as drafts do not pay or plain steps are measured."""
+        """Whether drafting is paused, since drafts do not pay or plain steps are being measured."""
         return self.pauses is not None and self.pauses.pause
 
     # ---- what the runner calls
@@ -228,7 +228,7 @@ class Speculator:
         """The drafter has no graphs."""
 
     def update_requests(self, scheduler_output: Any) -> None:
-        """A step begins, with these requests that are new, have ended or are preempted."""
+        """Begin a step: handle new, ended and preempted requests, and start drafting."""
         self.num_planned = scheduler_output.num_spec_tokens_to_schedule
         new = scheduler_output.scheduled_new_reqs
         if self._renew_noise and any(not request.req_id.startswith(WARMUP_REQUESTS) for request in new):
@@ -236,7 +236,7 @@ class Speculator:
             self._renew_noise = False
         if not self.proposer.drafting:
             return
-        self.proposer.chains()  # of a step that was not sampled
+        self.proposer.chains()  # left by a step that was not sampled
         self._read()
         scheduled = scheduler_output.num_scheduled_tokens
         if self.pauses:
@@ -271,7 +271,7 @@ class Speculator:
             self.proposer.begin(texts.req_ids, texts.tokens, texts.ends, texts.prompts, should_draft)
 
     def observe_output(self, output: Any) -> None:
-        """The step's tokens are on their way to the host."""
+        """Record the output of a step, whose tokens are being copied to the host."""
         if self.proposer.drafting:
             texts = [self.texts.by_id.get(req_id) for req_id in output.model_runner_output.req_ids]
             self.unread.append(Output(output, texts))
@@ -288,12 +288,12 @@ class Speculator:
         *args: Any,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Drafts for the next step: int64 [B, k], as many of a row as the scheduler plans are verified.
+        """Drafts for the next step: int64 [B, k], of which the planned number per row is verified.
 
         Args:
             input_batch: the runner's InputBatch.
-            num_sampled, num_rejected: int32 [B], of the step's verification, on the device.
-            kwargs: those of vLLM's BaseSpeculator.propose; `dummy_run` is used.
+            num_sampled, num_rejected: int32 [B] on the device, results of the step's verification.
+            kwargs: other arguments of vLLM's BaseSpeculator.propose; only `dummy_run` is used.
         """
         drafts = self.drafts[: input_batch.num_reqs]
         if kwargs.get("dummy_run"):
@@ -306,7 +306,7 @@ class Speculator:
         return self._broadcast(drafts) if is_used else drafts
 
     def report(self) -> dict[str, Any] | None:
-        """The counters for the engine's metrics, now and then."""
+        """The counters for the engine's metrics; see SamProposer.report."""
         return self.proposer.report()
 
     def stats(self) -> dict[str, Any]:
@@ -321,14 +321,14 @@ class Speculator:
             key = text.req_id.encode()
         elif key == BY_PROMPT:
             key = self.texts.tokens[row, : self.texts.prompts[row]].tobytes()
-        if key not in self._lives:
-            self._num_lives += 1
-            # With history a group has one number for all its lives. Some have the same: drafts cost speed at worst.
-            number = zlib.crc32(key) if "history" in self._sources else self._num_lives
-            self._lives[key] = [COMMON + 1 + number % (MAX_TOKEN - COMMON - 1), 0]
-        life = self._lives[key]
-        life[1] += 1
-        number = NO_GROUP if text.req_id in self._salted else life[0]
+        if key not in self._open_groups:
+            self._num_opened += 1
+            # With history, a group gets the same number whenever it is opened. A collision only costs speed.
+            number = zlib.crc32(key) if "history" in self._sources else self._num_opened
+            self._open_groups[key] = [COMMON + 1 + number % (MAX_TOKEN - COMMON - 1), 0]
+        group = self._open_groups[key]
+        group[1] += 1
+        number = NO_GROUP if text.req_id in self._salted else group[0]
         self._keys[row], self._groups[row], self._tabled[row] = key, number, 0
 
     def _finish(self, text: Text) -> None:
@@ -337,17 +337,17 @@ class Speculator:
             self._tabulate(slice(text.row, text.row + 1))
 
     def _leave(self, row: int) -> None:
-        """A request has left the batch; that of the last row has moved to this one."""
-        life = self._lives[self._keys[row]]
-        life[1] -= 1
-        if not life[1]:
-            del self._lives[self._keys[row]]
+        """Remove a request that has left the batch; the request of the last row has moved to its row."""
+        group = self._open_groups[self._keys[row]]
+        group[1] -= 1
+        if not group[1]:
+            del self._open_groups[self._keys[row]]
         last = len(self.texts.req_ids)
         for values in (self._pages, self._keys, self._groups, self._tabled):
             values[row] = values[last]
 
     def _read(self) -> None:
-        """Read the outputs that are on the host, and those that the engine has had."""
+        """Read the outputs that are on the host, and wait for those that the engine has already received."""
         while self.unread and (len(self.unread) >= self.max_concurrent or self.unread[0].is_there()):
             output = self.unread.popleft()
             sampled = output.read()
@@ -366,13 +366,13 @@ class Speculator:
     # ---- drafts
 
     def _draft(self, input_batch: Any, drafts: torch.Tensor) -> None:
-        """Write drafts for the next step, and their confidences; without chains token 0, of confidence 0."""
+        """Write drafts for the next step and their confidences; without chains, token 0 with confidence 0."""
         texts = self.texts
         self._tabulate(slice(len(texts.req_ids)))
         found = self.proposer.chains()
         confidences = self.draft_token_confidence_probs[: len(drafts)]
         if found is None:
-            drafts.zero_()  # vLLM has written -1 where it planned none, and may have planned to verify these
+            drafts.zero_()  # vLLM wrote -1 if it planned none, and may still verify these
             if self.enable_adaptive_verification:
                 confidences.zero_()
             return
@@ -393,13 +393,13 @@ class Speculator:
         )
 
     def _tabulate(self, rows: slice) -> None:
-        """Bring the table on the host up to date."""
+        """Add new tokens to the table on the host."""
         ends = np.where(self._groups[rows] == NO_GROUP, 0, self.texts.ends[rows])
         self.table.append(self._pages[rows], self._groups[rows], self.texts.tokens[rows], self._tabled[rows], ends)
         self._tabled[rows] = ends
 
     def _broadcast(self, drafts: torch.Tensor) -> torch.Tensor:
-        """The first rank's drafts, and its confidences, on all ranks of the tensor-parallel group."""
+        """Broadcast the first rank's drafts and confidences to all ranks of the tensor-parallel group."""
         if not self.enable_adaptive_verification or self.tp_group.world_size == 1:
             return self.tp_group.broadcast(drafts)
         confidences = self.draft_token_confidence_probs[: len(drafts)]
@@ -411,11 +411,11 @@ class Speculator:
 
 @functools.cache
 def _gumbel_sample() -> Callable[..., torch.Tensor]:
-    """vLLM's function of this name (gpu/sample/gumbel.py), as its sampler calls it."""
+    """vLLM's gumbel_sample (gpu/sample/gumbel.py) with the arguments that its sampler passes."""
     from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
-    says_what_for = "is_drafting" in inspect.signature(gumbel_sample).parameters  # not in vLLM 0.28
-    return functools.partial(gumbel_sample, is_drafting=False) if says_what_for else gumbel_sample
+    accepts_is_drafting = "is_drafting" in inspect.signature(gumbel_sample).parameters  # not in vLLM 0.28
+    return functools.partial(gumbel_sample, is_drafting=False) if accepts_is_drafting else gumbel_sample
 
 
 def keep_equal(
@@ -434,20 +434,20 @@ def keep_equal(
     use_fp64: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample all rows as without drafts, by seed and position, and keep drafts while they are equal.
+    """Sample all rows by seed and position, as without drafts, and keep draft tokens while they equal the samples.
 
-    In the place of vLLM's rejection_sample (gpu/spec_decode/rejection_sampler_utils.py), whose arguments it takes.
+    Replaces vLLM's rejection_sample (gpu/spec_decode/rejection_sampler_utils.py) and accepts its arguments.
 
     Args:
-        logits: float [R, V], those of the tokens' distribution.
-        drafts: int [R], the token that each row's input is: in a request's row i + 1 its draft i; -1: an invalid one.
+        logits: float [R, V], logits of the sampling distribution.
+        drafts: int [R], the input token of each row: in row i + 1 of a request its draft token i; -1 if invalid.
         starts: int32 [B + 1], the first row of each request.
         positions, request_of_row: [R].
-        temperature, seeds: by request state.
-        k: the longest draft.
+        temperature, seeds: by row of request state.
+        k: length of the longest draft.
 
     Returns:
-        Tokens int64 [B, k + 1], and of how many each request gets, int32 [B].
+        Tokens int64 [B, k + 1], and the number of tokens that each request gets, int32 [B].
     """
     own = _gumbel_sample()(
         logits, request_of_row, temperature, seeds, positions, apply_temperature=False, use_fp64=use_fp64

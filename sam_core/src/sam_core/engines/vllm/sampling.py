@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling as vLLM's runners ask for it, by their SamplingMetadata and the states of their requests.
+"""Sampling for vLLM's runners, according to their SamplingMetadata and request states.
 
 Shapes: B requests, N draft tokens, R = N + B rows of logits, V tokens, K the longest draft: see `sam_core.verify`.
 """
@@ -22,7 +22,7 @@ from sam_core.verify import draw, keep_equal, per_row, rejection_sample, rows_of
 
 
 def changes_logits(sampling_metadata: Any) -> bool:
-    """Whether a step's SamplingMetadata changes logits before temperature: by penalties, bad words and the like."""
+    """Whether a step's SamplingMetadata changes logits before temperature, for example by penalties or bad words."""
     thinking = getattr(sampling_metadata, "thinking_budget_state_holder", None)
     return bool(
         not sampling_metadata.no_penalties
@@ -36,7 +36,7 @@ def changes_logits(sampling_metadata: Any) -> bool:
 
 
 def _active(processor: Any, *names: str) -> bool:
-    """Whether a logits processor has work, according to its attributes `names`; True if it has none of them."""
+    """Whether any attribute in `names` of a logits processor shows that it has work; True if it has none of them."""
     work = [getattr(processor, name) for name in names if hasattr(processor, name)]
     return any(work) or not work
 
@@ -52,17 +52,17 @@ def verify_step(
     sampling_metadata: Any,
     apply_top_k_top_p: Callable[..., torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample and verify all rows of a step as its SamplingMetadata says.
+    """Sample and verify all rows of a step according to its SamplingMetadata.
 
     Args:
         logits: float32 [R, V], changed in place.
         draft_token_ids: [N].
-        num_draft_tokens: of each request.
+        num_draft_tokens: the number of each request.
         sampling_metadata: a vLLM SamplingMetadata; if its `generators` is a Noise, sampling is seeded.
         apply_top_k_top_p: the engine's function of logits, k and p.
 
     Returns:
-        Tokens int32 [B, K + 1], PLACEHOLDER after a request's last one, and the logits that they were sampled from.
+        Tokens int32 [B, K + 1], with PLACEHOLDER after a request's last one, and the logits they were sampled from.
     """
     metadata, num_draft_tokens = sampling_metadata, tuple(num_draft_tokens)
     best = None if metadata.all_random else logits.argmax(1)
@@ -99,7 +99,7 @@ def verify(
     sampling_metadata: Any,
     apply_top_k_top_p: Callable[..., torch.Tensor],
 ) -> Any:
-    """Sample and verify all rows of a step in one pass, in the place of vLLM's RejectionSampler.forward.
+    """Sample and verify all rows of a step in one pass; replaces vLLM's RejectionSampler.forward.
 
     Args:
         rejection_sampler: vLLM's or vllm-ascend's, with the engine's `sampler`.
@@ -108,7 +108,7 @@ def verify(
         sampling_metadata, apply_top_k_top_p: as for `verify_step`.
 
     Returns:
-        vLLM's SamplerOutput. Log-probabilities, if some are asked for, have K + 1 rows for each request.
+        vLLM's SamplerOutput. Log-probabilities, if requested, have K + 1 rows per request.
     """
     from vllm.v1.outputs import SamplerOutput
 
@@ -139,14 +139,14 @@ def verify(
 
 
 def _apply_processors(rejection_sampler: Any, metadata: Any, logits: torch.Tensor, sampling_metadata: Any) -> None:
-    """Change logits by penalties and the like, in place: each row of drafts as its own text has it."""
+    """Apply penalties and other processors to logits in place, to each row of drafts according to its own text."""
     sampler, target, bonus = rejection_sampler.sampler, metadata.target_logits_indices, metadata.bonus_logits_indices
     rows = logits[bonus]
     if hasattr(rejection_sampler, "apply_logits_processors"):
         logits[bonus] = sampler.apply_logits_processors(rows, sampling_metadata, predict_bonus_token=True)
         logits[target] = rejection_sampler.apply_logits_processors(logits[target], sampling_metadata, metadata)
         return
-    # vLLM 0.11: such requests draft nothing (see exclusion.py) and have one row
+    # vLLM 0.11: requests that need this are not drafted (see exclusion.py) and have one row
     rows = sampler.apply_allowed_token_ids(rows, sampling_metadata)
     rows = sampler.apply_bad_words(rows, sampling_metadata)
     for processor in sampling_metadata.logitsprocs.non_argmax_invariant:
@@ -155,14 +155,14 @@ def _apply_processors(rejection_sampler: Any, metadata: Any, logits: torch.Tenso
 
 
 MAX_CACHED_KEYS = 16_384
-"""Keys that RequestNoise caches: more than requests that run at once."""
+"""Maximum keys that RequestNoise caches, more than the requests that run at once."""
 
 
 class RequestNoise:
     """Creates the Noise of each step.
 
-    A request's key comes from the seed in its sampling parameters, or without one from a hash of the engine's seed and
-    the request's id, which is the same on every rank.
+    A request's key is derived from the seed in its sampling parameters. Without one it is derived from a hash of the
+    engine's seed and the request's id, which is the same on every rank.
     """
 
     def __init__(self, engine_seed: int, device: torch.device) -> None:
@@ -174,7 +174,7 @@ class RequestNoise:
     def __call__(
         self, req_ids: Sequence[str], requests: Mapping[str, Any], num_draft_tokens: Sequence[int] | None
     ) -> Noise:
-        """Noise for these requests; `requests` maps each to its sampling_params and num_tokens, prompt and answer."""
+        """Noise for these requests; `requests` maps ids to states with sampling_params and num_tokens of the text."""
         states = [requests[req_id] for req_id in req_ids]
         keys = list(map(self._cached_key, req_ids, (state.sampling_params.seed for state in states)))
         return Noise(keys, [state.num_tokens for state in states], num_draft_tokens, self.device)
@@ -195,7 +195,7 @@ def request_noise(vllm_config: Any, device: torch.device) -> RequestNoise | None
 
 
 def renew_noise(tp_group: Any) -> None:
-    """Seed torch and NumPy at random, alike on all ranks of the tensor-parallel group, which all call this."""
+    """Seed torch and NumPy with the same random seed on all ranks of the tensor-parallel group, which all call this."""
     seed = secrets.randbits(32)
     if tp_group.world_size > 1:
         seed = tp_group.broadcast_object(seed, src=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engine steps as vLLM's front end sees them, with or without speculation, and their sums."""
+"""Logs engine steps as vLLM's front end sees them, with or without speculation, and sums them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ except ImportError:
 logger = logging.getLogger(__name__)
 
 ENV_THRESHOLD = "SAM_TAIL_THRESHOLD"
-"""Running requests up to which a step counts as the tail of a rollout; default 8."""
+"""Maximum running requests of a step in the tail of a rollout; default 8."""
 ENV_LOG = "SAM_STEP_LOG"
 """Folder that receives `engine-<replica>.jsonl`, one row per engine step; unset: not written."""
 
 MAX_ROWS = 65_536
-"""Rows that are kept in memory until `take`; more are written at once."""
+"""Maximum rows in memory; they are written when it is reached, or by `take`."""
 BEAT = 60
-"""Seconds after which a step renews the time of the file."""
+"""Seconds after which a step renews the modification time of the file."""
 SUMS = ("decode_steps", "request_steps", "tokens", "drafts", "drafted", "accepted", "busy_s", "tail_s", "tail_tokens")
 CPU = "cpu_s"
-"""CPU seconds of the front end and of the processes that it started, while requests ran."""
+"""CPU seconds of the front end and its child processes while requests ran."""
 
 
 def process_tree() -> list[Any]:
@@ -43,7 +43,7 @@ def process_tree() -> list[Any]:
 
 
 def cpu_seconds(processes: Iterable[Any]) -> float:
-    """CPU seconds, user and system, that psutil's processes have used so far; one that has ended counts nothing."""
+    """CPU seconds, user and system, that processes have used so far; ended ones are not counted."""
     total = 0.0
     for process in processes:
         try:
@@ -73,12 +73,12 @@ class StepLog:
     It has the methods of vLLM's StatLoggerBase (v1/metrics/loggers.py) and is its own factory, so that it can be passed
     as `stat_loggers=[step_log]`.
 
-    A step's seconds are the time since the engine's previous step; a step after idleness has none. Its running requests
-    are those that got a token in it, so tokens / request_steps is 1 without speculation. Data-parallel engines run at
-    the same time, so sums of seconds are those of the engine with the most.
+    A step's seconds are the time since the engine's previous step; after idleness they are 0. Its running requests are
+    those that got a token in it, so tokens / request_steps is 1 without speculation. Data-parallel engines run at the
+    same time, so sums of seconds are those of the busiest engine.
 
-    cpu_s is read only at the ends of each span of busy steps, so a step costs nothing more for it. It includes waiting
-    where the engine's processes poll for each other, as vLLM's do.
+    cpu_s is read only at both ends of a span of busy steps, so it adds no cost per step. It includes the polling with
+    which vLLM's processes wait for each other.
     """
 
     def __init__(self, replica: int = 0) -> None:
@@ -101,7 +101,7 @@ class StepLog:
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int | None = None
     ) -> None:
-        """Count one engine step. vLLM 0.11 has no `mm_cache_stats` and passes the engine's index in its place."""
+        """Count one engine step. vLLM 0.11 has no `mm_cache_stats` and passes the engine's index instead."""
         if scheduler_stats is None:
             return
         if engine_idx is None:
@@ -144,11 +144,11 @@ class StepLog:
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None: ...
 
     def take(self, drafter: Mapping[str, float] | None, write: bool = True) -> dict[str, float]:
-        """Sums since the last call, those of the drafter with the prefix `sam_`.
+        """Sums since the previous call; those of the drafter have the prefix `sam_`.
 
         Args:
             drafter: SamProposer.stats() now; None: no speculation.
-            write: False drops the rows: for steps that belong to no rollout, such as validation.
+            write: whether to write the rows; False for steps that belong to no rollout, such as validation.
         """
         busy = self._cpu_before is not None
         if busy:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts and answers of the requests in the batch, as far as the host knows them, and what steps sample."""
+"""Prompts and answers of requests, as far as the host knows them, and the output of steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sam_core.engines.vllm.answers import stop_tokens, tokens_of_answer
 class Text:
     """A request that is or was in the batch.
 
-    row: of its text in Texts; -1 once it has left the batch.
-    answer: of one that has left it, to which steps add that were launched before.
+    row: its row in Texts; -1 after it has left the batch.
+    answer: its answer after it has left the batch; steps launched before may still add to it.
     """
 
     def __init__(self, req_id: str, row: int, prompt_length: int, params: Any) -> None:
@@ -25,11 +25,11 @@ class Text:
 
 
 class Texts:
-    """Prompts and answers of the requests in the batch as far as the host knows them, one a row, without gaps.
+    """Prompts and answers of the requests in the batch, as far as the host knows them; one per row, without gaps.
 
     tokens: int32 [max_num_reqs, max_model_len].
-    ends, prompts: int32 [max_num_reqs], tokens of each row, and those of its prompt.
-    req_ids: of the rows in use.
+    ends, prompts: int32 [max_num_reqs], number of tokens in each row, and of its prompt.
+    req_ids: the requests of the rows in use.
     """
 
     def __init__(self, max_num_reqs: int, max_model_len: int) -> None:
@@ -39,7 +39,7 @@ class Texts:
         self.by_id: dict[str, Text] = {}
 
     def add(self, req_id: str, prompt_length: int, tokens: Sequence[int], params: Any) -> Text:
-        """A request joins the batch with these tokens, also one that was preempted."""
+        """Add a request to the batch with these tokens; also one that was preempted."""
         row = len(self.req_ids)
         self.req_ids.append(req_id)
         self.tokens[row, : len(tokens)] = tokens
@@ -48,8 +48,10 @@ class Texts:
         return text
 
     def append(self, text: Text, tokens: list[int]) -> int:
-        """Append what a step sampled, without what lies behind the end of the answer. Returns how many tokens that
-        is, for a request in the batch."""
+        """Append the tokens that a step sampled, up to the end of the answer.
+
+        Returns their number, 0 for a request that has left the batch.
+        """
         if text.row < 0:
             room = self.tokens.shape[1] - text.prompt_length - len(text.answer)
             text.answer += tokens_of_answer(tokens, text.params, text.stops, text.answer, room)
@@ -69,7 +71,7 @@ class Texts:
         return tokens
 
     def remove(self, req_id: str) -> int | None:
-        """A request has left the batch: the last row takes the place of its own, which is returned; None: unknown."""
+        """Remove a request from the batch: the last row moves to its row, which is returned; None if it is unknown."""
         text = self.by_id.pop(req_id, None)
         if text is None:
             return None
@@ -89,8 +91,8 @@ class Texts:
 class Sampled(NamedTuple):
     """What a step sampled for its B requests.
 
-    tokens: of each, those that were accepted and one more; none for one whose prompt is still being read.
-    verified: draft tokens of each that were verified.
+    tokens: accepted tokens of each request and one more; none while its prompt is being read.
+    verified: number of verified draft tokens of each request.
     """
 
     tokens: list[list[int]]
@@ -98,10 +100,10 @@ class Sampled(NamedTuple):
 
 
 class Output:
-    """What a step samples.
+    """The output of a step, which may still be on its way to the host.
 
-    texts: of the B requests of the step, None for one that is unknown.
-    source: the runner's AsyncOutput, with `num_verified`, draft tokens of each that were verified.
+    source: the runner's AsyncOutput, with `num_verified`, the number of verified draft tokens of each request.
+    texts: those of the B requests of the step; None for an unknown one.
     """
 
     def __init__(self, source: Any, texts: list[Text | None]) -> None:
@@ -113,7 +115,7 @@ class Output:
         return there
 
     def read(self) -> Sampled:
-        """The tokens; waits for them if they are not on the host yet."""
+        """The tokens; waits until they are on the host."""
         self.source.copy_event.synchronize()
         rows: list[list[int]] = self.source.sampled_token_ids.tolist()
         for row, count in zip(rows, self.source.num_sampled_tokens_np.tolist(), strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's adaptive verification, with what it does not know: confidences of new requests, and what steps cost by now."""
+"""Extends vLLM's adaptive verification by confidences of new requests and current costs of steps."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from sam_core.engines.vllm.runner2 import Speculator
 
 CURVE_INTERVAL = 64
-"""Steps between two curves of costs; all ranks of a tensor-parallel group take the first one's in the same step."""
+"""Steps between two cost curves; all ranks of a tensor-parallel group receive the first rank's in the same step."""
 
 
 class Verification:
-    """vLLM's AdaptiveVerificationManager (gpu/spec_decode/adaptive_verification.py) of an engine of method sam.
+    """vLLM's AdaptiveVerificationManager (gpu/spec_decode/adaptive_verification.py) in an engine with method sam.
 
-    It verifies the draft tokens with which a step is expected to yield the most tokens a second. vLLM lets a new
-    request begin with confidences of 1, and measures at its start alone what steps of a size cost. Here a request
-    begins with the mean of those that run, which is 0 while drafting pauses, and the costs are those of the latest
-    steps.
+    It chooses the draft tokens to verify that maximize the expected tokens per second of a step. In vLLM, a new request
+    starts with confidences of 1, and the cost of steps is measured only at the engine's start. Here, a new request
+    starts with the mean confidences of the running ones, which are 0 while drafting pauses, and costs are those of the
+    latest steps.
     """
 
     def __init__(self, manager: Any, speculator: Speculator) -> None:
@@ -35,7 +35,7 @@ class Verification:
         return getattr(self._manager, name)
 
     def add_request(self, req_idx: int) -> None:
-        """A request joins the batch, with this row of state."""
+        """Add a request to the batch, with this row of state."""
         self._manager.add_request(req_idx)
         self._begin([req_idx])
 
@@ -44,28 +44,30 @@ class Verification:
         manager._stale_confidences[manager._stale_idx].np[rows] = self._mean
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
-        """The engine's trials, as arguments of _dummy_run.
+        """The engine's profiling steps, as arguments of _dummy_run, without context.
 
-        vLLM gives each row a context of VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN tokens. The draft tokens of a
-        request share its context, so that would make large steps of few requests look too expensive.
+        In vLLM each row has a context of VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN tokens. As the draft tokens of
+        a request share its context, large steps of few requests would look too expensive.
         """
         for batch in self._manager.batches_to_profile(capture_sizes):
             yield batch | {"context_len": 0}
 
     def set_initial_cost_curves(self, samples: list[Any]) -> None:
-        """What steps cost in the engine's trials."""
+        """Set the cost of steps from the engine's profiling steps."""
         self._manager.set_initial_cost_curves(samples)
-        taken: dict[int, list[float]] = {}
+        seconds: dict[int, list[float]] = {}
         for sample in samples:
-            taken.setdefault(sample.num_target_tokens, []).append((sample.forward_ms + sample.drafter_ms) / 1000)
-        self._sizes = sorted(taken)
+            seconds.setdefault(sample.num_target_tokens, []).append((sample.forward_ms + sample.drafter_ms) / 1000)
+        self._sizes = sorted(seconds)
         if pauses := self._speculator.pauses:
-            pauses.trials = self._sizes, [statistics.median(taken[size]) for size in self._sizes]
+            pauses.trials = self._sizes, [statistics.median(seconds[size]) for size in self._sizes]
         self._compile()
 
     def _compile(self) -> None:
-        """Have the choice of drafts compiled, also for one request and for one token, which torch.compile compiles
-        apart: else the first such step takes a second or more."""
+        """Compile the choice of draft tokens ahead, since the first step of each case would take a second or more.
+
+        torch.compile treats one request and one token as cases of their own.
+        """
         from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
         manager, k = self._manager, self._speculator.k
@@ -78,7 +80,7 @@ class Verification:
                 )
 
     def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
-        """Tokens of the next step, with as many draft tokens as pay."""
+        """The number of tokens of the next step, including the draft tokens that pay."""
         manager = self._manager
         if rows := [manager.req_states.req_id_to_index[req_id] for req_id in draft_tokens]:
             self._mean = manager._stale_confidences[manager._stale_idx].np[rows].mean(0)
@@ -86,7 +88,7 @@ class Verification:
         return tokens
 
     def record_confidences(self, confidence_probs: Any, input_batch: Any) -> None:
-        """A step has new drafts with these confidences, float32 [B or more, k]."""
+        """Record the confidences of a step's new drafts, float32 [B or more, k]."""
         joined = [*self._manager._pending_resets]
         self._manager.record_confidences(confidence_probs, input_batch)
         self._begin(joined)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Method `sam` on an unpatched verl: entry point `sam` of `verl.plugins`.
 
-verl imports this module in each of its processes (verl/__init__.py), which is all that it does, and hides what is
-raised here. Importing it changes nothing yet: the functions of MODULES rebind what they need once verl itself imports
-the module that has it. What is rebound stands in `sam_core.engines.verl.hooks` and is checked before. It acts only in
-runs whose engine has method sam (actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.method=sam), or
-samples by seed to be compared with one (...additional_config.sam_verify=seeded).
+verl imports this module in each of its processes (verl/__init__.py) and hides any exception. The import itself changes
+nothing: the functions in MODULES rebind what they need after verl imports the module in question. All rebound functions
+are listed in `sam_core.engines.verl.hooks` and checked before. They act only in runs whose engine has method sam
+(actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.method=sam), or samples by seed for a comparison with
+one (...additional_config.sam_verify=seeded).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MODULES: dict[str, Callable[[ModuleType], None]] = {
     hooks.METRICS: trainers.install_metrics,
     hooks.CONFIG: agents.install_config,
 }
-"""By file of verl: what rebinds its functions."""
+"""Maps a file of verl to the function that rebinds names in it."""
 
 
 def module_name(file: str) -> str:
@@ -45,10 +45,10 @@ def module_name(file: str) -> str:
 
 
 class Rebinding:
-    """Rebinds the functions of each module of MODULES when verl has imported it.
+    """Rebinds the functions of each module in MODULES after verl has imported it.
 
     Args:
-        folder: of the package verl.
+        folder: that of the package verl.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,9 +56,9 @@ class Rebinding:
         self.files = {module_name(file): file for file in MODULES}
 
     def imported(self, module: ModuleType) -> None:
-        """Rebind the functions of a module of verl, unless they are not as expected: then say so.
+        """Rebind the functions of a module of verl, or log an error if they are not as expected.
 
-        Nothing is raised here, as runs without sam go on; one with sam is refused by `refuse`.
+        Nothing is raised, since runs without sam continue; `refuse` refuses a run with sam.
         """
         file = self.files[module.__name__]
         found = hooks.VERL.problems(self.folder, (hook for hook in hooks.HOOKS if hook.file == file))
@@ -70,7 +70,7 @@ class Rebinding:
             engine.install_pause(module)
 
     def refuse(self) -> None:
-        """Raise ValueError, one sentence, unless verl fits: an engine asks for method sam."""
+        """Raise ValueError, one sentence, unless verl fits; called when an engine requests method sam."""
         hooks.check(self.folder, version())
 
 
@@ -83,7 +83,7 @@ def version() -> str:
 def complain(problem: str) -> None:
     LOGGER.error(
         "sam_core knows verl %s and does not fit the installed %s: %s; runs with speculative method 'sam' are refused, "
-        "others go on",
+        "other runs continue",
         hooks.VERL.known,
         version(),
         problem,
@@ -91,13 +91,13 @@ def complain(problem: str) -> None:
 
 
 def install() -> None:
-    """Wait for verl to import what is rebound; a verl with this project's patches is left as it is."""
+    """Rebind modules as verl imports them; leave a verl with this project's patches unchanged."""
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
         return
     folder = Path(spec.origin).parent
     if hooks.is_patched(folder):
-        LOGGER.debug("this verl has the patches of speculative method 'sam'; the plugin leaves it as it is")
+        LOGGER.debug("this verl has the patches of speculative method 'sam'; the plugin leaves it unchanged")
         return
     rebinding = Rebinding(folder)
     TRAINER_CHECKS.append(rebinding.refuse)

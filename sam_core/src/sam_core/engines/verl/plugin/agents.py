@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rebound where verl hands out prompts and makes requests of them: groups, seeds, the log of answers."""
+"""Rebinds functions that distribute prompts and make requests from them: groups, seeds, the log of answers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sam_core.engines.verl.seeds import PromptPlaces, wants_seeds
 from sam_core.seeds import request_seed
 
 COLUMN = "sam_place"
-"""Of a batch: the step and the number of each prompt and, where there is a row for each answer, the answer's number."""
+"""Column of a batch: step and number of each prompt, and the answer's number if each answer has a row."""
 Place = tuple[int, int, int]
 PLACE: ContextVar[Place | None] = ContextVar("PLACE", default=None)
-"""Of the request that the current task makes; None unless it is in training and has a seed."""
+"""The place of the request that the current task makes; None unless it is for training and has a seed."""
 
 
 class Numbering:
-    """Numbers the prompts that a run's manager of agent loops hands out.
+    """Numbers the prompts that a run's agent-loop manager distributes.
 
     Args:
         rollout: verl's configuration of its rollouts.
@@ -39,21 +39,21 @@ class Numbering:
 
     @classmethod
     def of(cls, manager: Any) -> Numbering:
-        """That of verl's manager of agent loops, which keeps it. Raises ValueError as wants_seeds does."""
+        """The Numbering of verl's agent-loop manager, which stores it. Raises ValueError as wants_seeds does."""
         if not hasattr(manager, "sam_numbering"):
             manager.sam_numbering = cls(manager.config.actor_rollout_ref.rollout)
         numbering: Numbering = manager.sam_numbering
         return numbering
 
     def begin_validation(self) -> None:
-        """The next prompts of a validation are its first."""
+        """Begin a validation: number its prompts from the first."""
         self._validated = {}
 
     def prompts(self, step: int, uids: Sequence[Any], validation: bool) -> list[tuple[int, int]] | None:
         """The places of a batch's prompts; None if the engine samples without seeds.
 
         Args:
-            uids: verl's name of each prompt; a validation's prompts that have one are one prompt.
+            uids: verl's uid of each prompt; in validation, rows with the same uid are one prompt.
         """
         if self._places is None:
             return None
@@ -65,7 +65,7 @@ class Numbering:
         return [self._validated[uid] for uid in uids]
 
     def rows(self, step: int, uids: Sequence[Any], validation: bool) -> list[Place] | None:
-        """The places of a batch's answers, those to a prompt one after another; None as in `prompts`."""
+        """The places of a batch's answers, in which those to a prompt are consecutive; None as in `prompts`."""
         n = self._val_answers if validation else self._answers
         places = self.prompts(step, uids[::n], validation)
         if places is None:
@@ -74,7 +74,7 @@ class Numbering:
 
 
 def install(module: ModuleType) -> None:
-    """Of verl.experimental.agent_loop.agent_loop."""
+    """Rebind names in verl.experimental.agent_loop.agent_loop."""
     manager, worker = module.AgentLoopManager, module.AgentLoopWorker
     rebind(manager, "generate_sequences", lambda generate: module.auto_await(_generate_sequences(generate)))
     rebind(worker, "_run_agent_loop", _run_agent_loop)
@@ -82,12 +82,12 @@ def install(module: ModuleType) -> None:
 
 
 def install_v1(module: ModuleType) -> None:
-    """Of verl.trainer.ppo.v1.agent_loop_tq."""
+    """Rebind names in verl.trainer.ppo.v1.agent_loop_tq."""
     rebind(module.AgentLoopManagerTQ, "generate_sequences", _generate_sequences_v1)
 
 
 def install_config(module: ModuleType) -> None:
-    """Of verl.workers.config.rollout: let `val_kwargs` have a seed, as it has with this project's patches."""
+    """Rebind names in verl.workers.config.rollout: let `val_kwargs` have a seed, as with this project's patches."""
 
     base = getattr(module, "SamplingConfig", None)
     if base is None or "seed" in base.__dataclass_fields__:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rebound in the process of a vLLM engine: its history, its step log, and how it is paused."""
+"""Rebinds functions in the process of a vLLM engine: its history, its step log, and how it is paused."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sam_core.engines.vllm.step_log import StepLog
 
 
 def install(module: ModuleType) -> None:
-    """Of verl.workers.rollout.vllm_rollout.vllm_async_server."""
+    """Rebind names in verl.workers.rollout.vllm_rollout.vllm_async_server."""
     server, client = module.vLLMHttpServer, module.AsyncLLM
 
     class Engine(client):  # type: ignore[misc, valid-type]
-        """vLLM's AsyncLLM, which counts its steps where it has method sam or is compared with one."""
+        """vLLM's AsyncLLM that counts its steps if it has method sam or is compared with one."""
 
         @classmethod
         @functools.wraps(client.from_vllm_config.__func__)
@@ -36,7 +36,7 @@ def install(module: ModuleType) -> None:
             return engine
 
     async def spec_stats(self: Any, write: bool = True) -> dict[str, float] | None:
-        """What the engine did since the last call; None if it is not counted."""
+        """The engine's counts since the previous call; None if it does not count."""
         step_log = self.engine.sam_step_log
         return step_log and await engine_stats(self.engine, step_log, write)
 
@@ -65,17 +65,16 @@ def _preprocess_engine_kwargs(preprocess: Callable[[Any, dict[str, Any]], None])
 
 
 def install_pause(module: ModuleType) -> None:
-    """Let AsyncLLM.pause_generation take `wait_for_inflight_requests`, which vLLM has called `mode` since 0.32.
+    """Let AsyncLLM.pause_generation accept `wait_for_inflight_requests`, which vLLM has replaced by `mode` since 0.32.
 
-    verl 0.9.1 interrupts requests by it in each trainer that does (vllm_async_server.py, abort_all_requests), with
-    speculation and without.
+    verl 0.9.1 passes it to interrupt requests (vllm_async_server.py, abort_all_requests), with or without speculation.
     """
     client: Any = getattr(module, "AsyncLLM", None)
     if client is None or "wait_for_inflight_requests" in inspect.signature(client.pause_generation).parameters:
         return
 
     class Pausing(client):
-        """vLLM's AsyncLLM, with verl's name of an argument."""
+        """vLLM's AsyncLLM with the argument that verl passes."""
 
         @functools.wraps(client.pause_generation)
         async def pause_generation(self, *, wait_for_inflight_requests: bool | None = None, **kwargs: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run asks its engines for, by verl's configuration of its rollouts."""
+"""What a run requests of its engines in verl's rollout configuration."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from sam_core.engines.vllm.config import speculative_config
 
 
 def engine_arguments(rollout: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the vLLM engine, `engine_kwargs.vllm`, with spec_method as method of its speculative_config; empty
-    for another engine.
+    """Arguments of the vLLM engine, `engine_kwargs.vllm`; empty for another engine.
+
+    `spec_method`, if given, becomes the method of its speculative_config.
     """
     if rollout.get("name") not in (None, "vllm"):
         return {}
@@ -28,5 +29,5 @@ def uses_sam(rollout: Mapping[str, Any]) -> bool:
 
 
 def is_watched(rollout: Mapping[str, Any]) -> bool:
-    """Whether the engine has method sam, or is to be compared with one: additional_config.sam_verify is given."""
+    """Whether the engine has method sam or is to be compared with one (additional_config.sam_verify is given)."""
     return uses_sam(rollout) or "sam_verify" in (engine_arguments(rollout).get("additional_config") or {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rebound in the processes of verl's trainers: the router, and rollout/spec/* of their step logs."""
+"""Rebinds functions in the processes of verl's trainers: the router, and rollout/spec/* in their step logs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sam_core.engines.verl.plugin.run import is_watched, uses_sam
 from sam_core.engines.verl.rollout_log import add_taken, log_prob_histogram, step_metrics
 
 WATCHED: list[Any] = []
-"""Counters of this process whose engines count."""
+"""The Counters in this process whose engines count."""
 
 
 class Counters:
-    """What the engines of a trainer have done in its current step.
+    """Counts what the engines of a trainer do in its current step.
 
     Args:
-        trainer: of verl; its configuration says whether its engines count.
+        trainer: verl's trainer; its configuration says whether its engines count.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -34,17 +34,17 @@ class Counters:
 
     @classmethod
     def of(cls, trainer: Any) -> Counters:
-        """Those of a trainer, which keeps them."""
+        """The Counters of a trainer, which stores them."""
         if not hasattr(trainer, "sam_counters"):
             trainer.sam_counters = cls(trainer)
         counters: Counters = trainer.sam_counters
         return counters
 
     def ask(self, write: bool = True) -> dict[int, Any]:
-        """Ray's references to what each replica's engine has done since it was last asked, by number of the replica.
+        """Ray references to the counts of each replica's engine since it was last asked, by number of the replica.
 
         Args:
-            write: as of StepLog.take.
+            write: as in StepLog.take.
         """
         if not self._watched:
             return {}
@@ -56,7 +56,7 @@ class Counters:
         return {replica.replica_rank: replica.servers[0].spec_stats.remote(write) for replica in replicas}
 
     def take(self) -> None:
-        """Ask the engines, and keep what they answer until `metrics`."""
+        """Ask the engines, and keep their answers until `metrics`."""
         if asked := self.ask():
             import ray
 
@@ -71,25 +71,25 @@ class Counters:
             add_taken(self._replicas.setdefault(rank, {}), taken)
 
     def forget(self) -> None:
-        """Let the engines forget what they have done since they were last asked."""
+        """Discard the engines' counts since they were last asked."""
         if asked := self.ask(write=False):
             import ray
 
             ray.get([*asked.values()])
 
     def metrics(self) -> dict[str, float]:
-        """rollout/spec/* of what was kept, which is forgotten; empty if the engines do not count."""
+        """rollout/spec/* from the answers that were kept, which are discarded; empty if the engines do not count."""
         replicas, self._replicas = self._replicas, {}
         return step_metrics(replicas.values()) if replicas else {}
 
 
 def _replicas(manager: Any) -> list[Any]:
-    """An LLMServerManager's replicas; those on the trainer's devices are apart in fully_async."""
+    """All replicas of an LLMServerManager. fully_async keeps those on the trainer's devices in `hybrid_replicas`."""
     return [*manager.rollout_replicas, *getattr(manager, "hybrid_replicas", {}).values()]
 
 
 def install_router(module: ModuleType) -> None:
-    """Of verl.workers.rollout.llm_server."""
+    """Rebind names in verl.workers.rollout.llm_server."""
     rebind(module.LLMServerManager, "_init_global_load_balancer", _init_global_load_balancer)
 
 
@@ -107,13 +107,13 @@ def _init_global_load_balancer(init: Callable[[Any], Any]) -> Callable[[Any], An
 
 
 def install_v1(module: ModuleType) -> None:
-    """Of verl.trainer.ppo.v1.trainer_base."""
+    """Rebind names in verl.trainer.ppo.v1.trainer_base."""
     rebind(module.PPOTrainer, "_consume_sync_metrics", _consume_sync_metrics)
     rebind(module.PPOTrainer, "_validate", _validate)
 
 
 def install_v0(module: ModuleType) -> None:
-    """Of verl.trainer.ppo.ray_trainer, for the trainers of verl.experimental."""
+    """Rebind names in verl.trainer.ppo.ray_trainer, for the trainers of verl.experimental."""
     rebind(module.RayPPOTrainer, "_validate", _validate)
 
 
@@ -128,8 +128,7 @@ def _consume_sync_metrics(consume: Callable[[Any], dict[str, Any]]) -> Callable[
 
 def _validate(validate: Callable[..., Any]) -> Callable[..., Any]:
     def validate_apart(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """What engines do for a validation does not count; in asynchronous trainers it does, as they also generate for
-        training meanwhile."""
+        """Leave validation out of the counts, except if the trainer generates for training at the same time."""
         manager = getattr(self, "agent_loop_manager", None) or getattr(self, "async_rollout_manager", None)
         if manager is not None:
             agents.Numbering.of(manager).begin_validation()
@@ -158,7 +157,7 @@ def _validate(validate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install_one_step_off(module: ModuleType) -> None:
-    """Of verl.experimental.one_step_off_policy.ray_trainer."""
+    """Rebind names in verl.experimental.one_step_off_policy.ray_trainer."""
     rebind(module.OneStepOffRayTrainer, "_fit_generate", _fit_generate)
 
 
@@ -174,7 +173,7 @@ def _fit_generate(fit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install_fully_async(module: ModuleType) -> None:
-    """Of verl.experimental.fully_async_policy.fully_async_rollouter."""
+    """Rebind names in verl.experimental.fully_async_policy.fully_async_rollouter."""
     rebind(module.FullyAsyncAgentLoopManager, "generate_sequences_single", _generate_sequences_single)
     rebind(module.FullyAsyncRollouter.__ray_metadata__.modified_class, "reset_staleness", _reset_staleness)
 
@@ -198,7 +197,7 @@ def _reset_staleness(reset: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install_metrics(module: ModuleType) -> None:
-    """Of verl.utils.debug.metrics."""
+    """Rebind names in verl.utils.debug.metrics."""
     rebind(module, "calculate_debug_metrics", _calculate_debug_metrics)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Method `sam` on an unpatched vLLM with the second runner: entry point `sam` of `vllm.general_plugins`.
 
-vLLM calls `register` in each of its processes. That rebinds two names, which change nothing for other methods:
-`EngineArgs.create_speculative_config` and `init_speculator`. All else is rebound where an engine asks for `sam`: by
-`front` in the process that configures it, by `core` where it schedules, by `worker` where it samples. What is rebound
-stands in `sam_core.engines.vllm.hooks`, and is checked before.
+vLLM calls `register` in each of its processes. It rebinds `EngineArgs.create_speculative_config` and `init_speculator`,
+which changes nothing for other methods. All else is rebound when an engine requests `sam`: by `front` in the process
+that configures it, by `core` where it schedules, by `worker` where it samples. All rebound names are listed in
+`sam_core.engines.vllm.hooks` and checked before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sam_core.engines.vllm.plugin.speculator import register_speculator
 
 @functools.cache
 def register() -> None:
-    """Offer method sam. It never raises: an exception here would end each start of vLLM, also without sam."""
+    """Offer method sam. It never raises, since an exception would prevent vLLM from starting, even without sam."""
     try:
         _register()
     except Exception as error:
@@ -34,7 +34,7 @@ def _register() -> None:
     from sam_core.engines.vllm.hooks import is_patched
 
     if is_patched(Path(vllm.__file__).parent):
-        LOGGER.debug("this vLLM has the patches of speculative method 'sam'; the plugin leaves it as it is")
+        LOGGER.debug("this vLLM has the patches of speculative method 'sam'; the plugin leaves it unchanged")
         return
     from vllm.engine.arg_utils import EngineArgs
 
@@ -48,7 +48,7 @@ def _register() -> None:
 
             try:
                 return front.create_speculative_config(self, *args, **kwargs)
-            except ValidationError as error:  # raised here, the sentence comes after the fewest frames
+            except ValidationError as error:  # raise here for the shortest traceback
                 raise ValueError(front.sentence(error)) from None
 
         return create_speculative_config

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of method sam, a subclass of vLLM's. It is imported only where an engine asks for sam.
+"""The configuration of method sam, a subclass of vLLM's. It is imported only when an engine requests sam.
 
-vLLM's processes receive it pickled, so that each of them imports this module, which brings the plugin with it.
+vLLM's processes receive it pickled, so each of them imports this module and thereby the plugin.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sam_core.engines.vllm.plugin.speculator import register_speculator
 from sam_core.options import DEFAULT_K, VERIFY, Options
 
 SCHEDULE = ((8, 15), (32, 7), (128, 3))
-"""Requests up to which a step drafts so many tokens at most, where `auto` cannot choose by request: on an H100 the best
-schedule of those measured (docs/gpu.md)."""
+"""Pairs of maximum requests and maximum draft tokens per request, for steps in which `auto` cannot choose per request:
+the best schedule measured on an H100 (docs/gpu.md)."""
 
 
 def by_batch_size(k: int) -> list[tuple[int, int, int]]:
-    """SCHEDULE with at most k tokens of a request, as vLLM's num_speculative_tokens_per_batch_size."""
+    """SCHEDULE with at most k tokens per request, in the form of vLLM's num_speculative_tokens_per_batch_size."""
     ends = [0, *(last for last, _ in SCHEDULE)]
     steps = [(first + 1, last, min(most, k)) for first, (last, most) in zip(ends, SCHEDULE, strict=False)]
     return [*steps, (ends[-1] + 1, ends[-1] + 1, 0)]
@@ -65,8 +65,8 @@ class SamSpeculativeConfig(SpeculativeConfig):
         adaptive = options.switch == "auto" and not own_schedule
         if not adaptive and parallel.data_parallel_size > 1:
             raise ValueError(
-                "sam's switch 'batch' needs vLLM's schedule by batch size, which engines with data parallelism have "
-                f"not: set data_parallel_size to 1 instead of {parallel.data_parallel_size}, or use switch 'auto'"
+                "sam's switch 'batch' needs vLLM's schedule by batch size, which engines with data parallelism "
+                f"lack: set data_parallel_size to 1 instead of {parallel.data_parallel_size}, or use switch 'auto'"
             )
         if not adaptive and self.num_speculative_tokens_per_batch_size is None:
             self.num_speculative_tokens_per_batch_size = [
@@ -74,20 +74,20 @@ class SamSpeculativeConfig(SpeculativeConfig):
                 (options.threshold + 1, options.threshold + 1, 0),
             ]
         super().__post_init__()
-        self.enable_adaptive_verification |= adaptive  # which vLLM up to 0.29 takes from DSpark alone
+        self.enable_adaptive_verification |= adaptive  # vLLM up to 0.29 sets it for DSpark only
 
     def use_ngram_gpu(self) -> bool:
-        return False  # else vLLM up to 0.31 keeps no compiled graphs
+        return False  # otherwise vLLM up to 0.31 keeps no compiled graphs
 
     @property
     def names_switch(self) -> bool:
-        """Whether the options name the switch, instead of leaving it at its default."""
+        """Whether the options name the switch rather than leave it at its default."""
         return "switch" in (self.sam or {})
 
     def choose_by_batch_size(self) -> None:
-        """Verify as many tokens of each request as the number of requests says, instead of choosing by request.
+        """Choose the number of verified tokens per batch size instead of per request.
 
-        With data parallelism, which has no such schedule, as many as the largest scheduled batch has.
+        With data parallelism, which has no such schedule, always use the number for the largest scheduled batch.
         """
         self.enable_adaptive_verification = False
         if self.target_parallel_config.data_parallel_size > 1:

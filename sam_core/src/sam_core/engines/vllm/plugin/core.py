@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rebound in all processes of an engine: its model runner, seeds and salts of requests from any front end,
-counters on their way to the front end, the ends of a session's turns, and how many draft tokens are planned.
+"""Rebinds methods in all processes of an engine.
 
-A worker adds the drafter's report, and whether it pauses, to a step's ModelRunnerOutput, which is pickled with all its
-attributes. From the engine core to the front end SchedulerStats are the only way, of whose fields `kv_connector_stats`
-holds any dict.
+They choose the model runner, handle seeds and salts of requests and the ends of a session's turns, send counters to the
+front end, and limit the number of planned draft tokens.
+
+A worker adds the drafter's report, and whether it pauses, to a step's ModelRunnerOutput, which is pickled with all
+attributes. Only SchedulerStats travels from the engine core to the front end; its field `kv_connector_stats` accepts
+any dict, so the report travels there.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from sam_core.engines.vllm.config import has_sam, ignore_seed
 from sam_core.engines.vllm.groups import pass_salt
 
 CARRIER = "ngram_gpu"
-"""vLLM's method whose engines are configured as those of sam: it schedules asynchronously and has no draft model."""
+"""vLLM's method whose configuration sam uses: it schedules asynchronously and has no draft model."""
 KEY = "sam_core"
-"""Of the drafter's report in SchedulerStats.kv_connector_stats."""
+"""Key of the drafter's report in SchedulerStats.kv_connector_stats."""
 
 
 @functools.cache
 def install() -> None:
-    """Rebind methods of the configuration and the scheduler; those of engines without sam do as before."""
+    """Rebind methods of the configuration and the scheduler; engines without sam behave as before."""
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.metrics import stats
@@ -98,7 +100,7 @@ def _make_spec_decoding_stats(make: Callable[..., Any]) -> Callable[..., Any]:
         num_invalid_spec_tokens: Any,
         request_id: str,
     ) -> Any:
-        if (verified := getattr(self, "sam_verified", None)) is not None:  # not those that were planned
+        if (verified := getattr(self, "sam_verified", None)) is not None:  # instead of the planned number
             num_draft_tokens, num_invalid_spec_tokens = verified.get(request_id, 0), None
             if (metrics := getattr(self.requests[request_id], "spec_decode_metrics", None)) is not None:
                 metrics.sam_verified = num_draft_tokens
@@ -131,7 +133,7 @@ def _make_stats(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def take_report(scheduler_stats: Any) -> dict[str, float] | None:
-    """The drafter's report, which is taken out of a SchedulerStats; None if there is none."""
+    """Remove the drafter's report from a SchedulerStats and return it; None if there is none."""
     if scheduler_stats is None or not (stats := scheduler_stats.kv_connector_stats) or KEY not in stats:
         return None
     report: dict[str, float] = stats.pop(KEY)
@@ -141,8 +143,8 @@ def take_report(scheduler_stats: Any) -> dict[str, float] | None:
 
 def _handle_stopped_request(handle: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
     def handle_stopped_request(self: Any, request: Any) -> bool:
-        # Drafts behind the end of a session's turn may have been accepted; the next turn begins where this one ended.
-        # All else vLLM does itself from 0.31 on: what steps in flight sample for the turn is dropped.
+        # Drafts after the end of a session's turn may have been accepted; the next turn begins where this one ended.
+        # vLLM does the rest itself from 0.31 on: it drops what steps in flight sample for the turn.
         if request.resumable and has_sam(self.vllm_config):
             computed = request.num_computed_tokens - request.num_output_placeholders
             request.num_computed_tokens = min(computed, request.num_tokens - 1)
@@ -155,11 +157,11 @@ def _handle_stopped_request(handle: Callable[[Any, Any], bool]) -> Callable[[Any
 
 def _update_after_schedule(update: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     def update_after_schedule(self: Any, scheduler_output: Any) -> None:
-        """With adaptive verification the next step plans as many draft tokens of each request as leave room for all,
-        and none while the drafter pauses: it is a step as of an engine without speculation.
+        """Limit the planned draft tokens so that all requests fit into the step, with adaptive verification.
 
-        vLLM plans the longest draft for each, however few are verified, and leaves requests out of a step that it would
-        make longer than max_num_batched_tokens.
+        vLLM plans the longest draft for each request, however few tokens are verified, and leaves out requests that
+        would exceed max_num_batched_tokens. While the drafter pauses, no drafts are planned, and the step equals one
+        without speculation.
         """
         if has_sam(self.vllm_config) and self.vllm_config.speculative_config.enable_adaptive_verification:
             share = self.max_num_scheduled_tokens // max(len(self.running), 1)

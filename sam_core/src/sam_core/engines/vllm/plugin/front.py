@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rebound where an engine is configured and its requests arrive: parameters, routing, counters."""
+"""Rebinds methods where an engine is configured and requests arrive: parameters, routing, counters."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 FLAGS = (("spec_method", "method"), ("spec_model", "model"), ("spec_tokens", "num_speculative_tokens"))
-"""Arguments of vLLM that stand for a key of --speculative-config."""
+"""Arguments of vLLM that set a key of --speculative-config."""
 
 
 def create_speculative_config(engine_args: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
-    """The SamSpeculativeConfig of an engine's EngineArgs. Raises ValueError, perhaps pydantic's, if they are wrong."""
+    """The SamSpeculativeConfig of an engine's EngineArgs. Raises ValueError, or pydantic's subclass, if invalid."""
     import vllm
 
     check(Path(vllm.__file__).parent, vllm.__version__)
@@ -49,7 +49,7 @@ def create_speculative_config(engine_args: Any, target_model_config: Any, target
 
 
 def sentence(error: ValidationError) -> str:
-    """What is wrong with a SamSpeculativeConfig, without pydantic's own lines around it."""
+    """The error of a SamSpeculativeConfig without the lines that pydantic adds."""
     return "; ".join(
         each["msg"].removeprefix("Value error, ")
         if each["type"] == "value_error"
@@ -60,7 +60,7 @@ def sentence(error: ValidationError) -> str:
 
 @functools.cache
 def install() -> None:
-    """Rebind what the process needs that configures an engine of method sam; other engines are served as before."""
+    """Rebind names in the process that configures an engine with method sam; other engines behave as before."""
     from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
@@ -83,9 +83,9 @@ def _check_adaptive_verification(disable: Callable[[Any], None]) -> Callable[[An
         if adaptive and (reason := why_not_adaptive(self)):
             speculative = self.speculative_config
             speculative.choose_by_batch_size()
-            how = "chooses draft lengths by batch size instead of by request"
+            how = "chooses draft lengths per batch size instead of per request"
             if self.parallel_config.data_parallel_size > 1:
-                how = f"verifies {speculative.num_speculative_tokens} tokens of each request, whatever runs"
+                how = f"verifies {speculative.num_speculative_tokens} tokens per request at any batch size"
             LOGGER.warning("sam's switch 'auto' %s: vLLM's adaptive verification %s", how, reason)
         disable(self)
 
@@ -93,9 +93,9 @@ def _check_adaptive_verification(disable: Callable[[Any], None]) -> Callable[[An
 
 
 def why_not_adaptive(vllm_config: Any) -> str | None:
-    """Why vLLM cannot verify as many tokens of each request as the device chooses, or None.
+    """Why vLLM cannot verify a number of tokens per request that the device chooses, or None.
 
-    vLLM itself would end the engine (config/vllm.py, _validate_adaptive_verification and the like), or choose another
+    vLLM itself would refuse to start (for example config/vllm.py, _validate_adaptive_verification), or choose another
     attention backend (v1/attention/selector.py).
     """
     import vllm
@@ -105,26 +105,28 @@ def why_not_adaptive(vllm_config: Any) -> str | None:
     if problem(Path(vllm.__file__).parent, LOGPROBS):
         return "gives no log-probabilities in this release"
     if vllm_config.lora_config is not None:
-        return "does not know LoRA"
+        return "does not support LoRA"
     if parallel.pipeline_parallel_size > 1:
-        return "does not know pipelines"
+        return "does not support pipeline parallelism"
     if model.enforce_eager or mode is None or not mode.has_full_cudagraphs():
         return "needs full CUDA graphs: cudagraph_mode FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE"
     if getattr(model, "return_sampling_mask", False) or getattr(model, "enable_return_routed_experts", False):
-        return "does not go with enable_return_routed_experts and return_sampling_mask"
+        return "does not support enable_return_routed_experts and return_sampling_mask"
     if getattr(parallel, "enable_batch_sharded_sampling", False):
-        return "does not go with enable_batch_sharded_sampling"
+        return "does not support enable_batch_sharded_sampling"
     if getattr(vllm_config.speculative_config, "use_local_argmax_reduction", False):
-        return "does not go with use_local_argmax_reduction"
-    if model.use_mla:  # its backends are many: vLLM checks them when the engine starts
+        return "does not support use_local_argmax_reduction"
+    if model.use_mla:  # vLLM checks its many backends when the engine starts
         named = vllm_config.speculative_config.names_switch
         return None if named else "is not known to work with the model's MLA (to try it, name switch 'auto')"
     return _backend_problem(vllm_config)
 
 
 def _backend_problem(vllm_config: Any) -> str | None:
-    """What the attention backend of the engine lacks, or None; None too where it is not known before the engine starts,
-    which vLLM then ends with a sentence of its own."""
+    """What the attention backend of the engine lacks, or None.
+
+    Also None if the backend is unknown before the engine starts; vLLM then reports the problem itself.
+    """
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.attention.selector import get_attn_backend
@@ -133,12 +135,12 @@ def _backend_problem(vllm_config: Any) -> str | None:
     model, cache = vllm_config.model_config, vllm_config.cache_config
     vllm_config = copy.copy(vllm_config)
     vllm_config.speculative_config = speculative = copy.copy(vllm_config.speculative_config)
-    speculative.enable_adaptive_verification = False  # else the selector would leave the backend out
+    speculative.enable_adaptive_verification = False  # otherwise the selector excludes the backend
     try:
         with set_current_vllm_config(vllm_config):
             backend = get_attn_backend(model.get_head_size(), model.dtype, cache.cache_dtype)
             if not backend.supports_device_cpu_query_lens_mismatch():
-                return f"does not know the attention backend {backend.get_name()}"
+                return f"does not support the attention backend {backend.get_name()}"
             spec = FullAttentionSpec(
                 block_size=cache.block_size or 16,
                 num_kv_heads=model.get_num_kv_heads(vllm_config.parallel_config),
@@ -152,7 +154,7 @@ def _backend_problem(vllm_config: Any) -> str | None:
             if hasattr(builder, "get_varlen_cudagraph_max_query_len"):  # in vLLM 0.30 ALWAYS is needed
                 longest = builder.get_varlen_cudagraph_max_query_len(vllm_config, spec)
             if longest is None or longest <= speculative.num_speculative_tokens:
-                return f"needs graphs of drafts of any length, which the attention backend {backend.get_name()} has not"
+                return f"needs graphs for drafts of any length, which the attention backend {backend.get_name()} lacks"
             return None
     except (AttributeError, ImportError, NotImplementedError, TypeError, ValueError) as error:
         LOGGER.debug("the attention backend is not known yet: %s", error)
@@ -163,7 +165,7 @@ def _validate_spec_decode(validate: Callable[[Any, Any], None]) -> Callable[[Any
     def validate_spec_decode(self: Any, speculative_config: Any) -> None:
         if not getattr(speculative_config, "is_sam", False):
             return validate(self, speculative_config)
-        # The second runner's sampler has min_p and logit_bias for rows of drafts too.
+        # The second runner's sampler applies min_p and logit_bias to rows of drafts too.
         if getattr(self, "logprob_token_ids", None):
             raise ValueError(
                 "logprob_token_ids is not returned for verified drafts (vLLM pull request 44727): leave it out, or "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second runner's drafter for method sam."""
+"""Lets vLLM's second runner build the drafter of method sam."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sam_core.engines.vllm.config import has_sam
 
 @functools.cache
 def register_speculator() -> None:
-    """Let runners build the drafter of a configuration of method sam."""
+    """Let runners build the drafter for a configuration with method sam."""
     try:
         from vllm.v1.worker.gpu import spec_decode
     except ImportError:
@@ -31,5 +31,5 @@ def register_speculator() -> None:
         return init_speculator
 
     rebind(spec_decode, "init_speculator", with_sam)
-    if runner := sys.modules.get("vllm.v1.worker.gpu.model_runner"):  # it has the name from there
+    if runner := sys.modules.get("vllm.v1.worker.gpu.model_runner"):  # it has imported the name
         runner.__dict__["init_speculator"] = spec_decode.init_speculator

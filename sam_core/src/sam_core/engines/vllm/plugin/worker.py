@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rebound where an engine samples: its second runner (vllm/v1/worker/gpu/model_runner.py), by name, once.
+"""Rebinds names of the second runner (vllm/v1/worker/gpu/model_runner.py) where an engine samples, once per process.
 
-The runner looks these names up in its module when it uses them. Runners of other engines in the same process go on as
+The runner looks up these names in its module when it uses them. Runners of other engines in the same process behave as
 before.
 """
 
@@ -22,7 +22,7 @@ from sam_core.engines.vllm.runner2 import ChainProposer, Speculator, keep_equal
 from sam_core.engines.vllm.verification import Verification
 
 _now = threading.local()
-"""`.speculator`: that of the runner which samples in this thread, if it is one of method sam."""
+"""`.speculator`: that of the runner that samples in this thread, if it has method sam."""
 
 
 def speculator_of(runner: Any) -> Speculator | None:
@@ -37,7 +37,7 @@ def sampling() -> Speculator | None:
 
 
 def init_speculator(vllm_config: Any, device: torch.device) -> Speculator:
-    """In the place of vLLM's function (gpu/spec_decode/__init__.py), for a VllmConfig of method sam.
+    """Build the drafter for a VllmConfig with method sam; replaces vLLM's function (gpu/spec_decode/__init__.py).
 
     Args:
         device: where the engine keeps drafts.
@@ -54,7 +54,7 @@ def init_speculator(vllm_config: Any, device: torch.device) -> Speculator:
         **proposer_settings(vllm_config, tp_group),
     )
     if model.runner_type == "pooling":
-        proposer.drafting = False  # its requests answer with no tokens
+        proposer.drafting = False  # its answers have no tokens
     return Speculator(
         proposer,
         vllm_config.scheduler_config.max_num_seqs,
@@ -69,7 +69,7 @@ def init_speculator(vllm_config: Any, device: torch.device) -> Speculator:
 
 @functools.cache
 def install() -> None:
-    """Rebind what the second runner's module names."""
+    """Rebind names of the second runner."""
     from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.lora_utils import LoraState
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
@@ -100,7 +100,7 @@ def _finish_requests(finish: Callable[[Any, Any], None]) -> Callable[[Any, Any],
 
 def _make_lora_inputs(make: Callable[..., Any]) -> Callable[..., Any]:
     def make_lora_inputs(self: Any, req_ids: list[str], *args: Any) -> Any:
-        """Gives the adapter of each row of logits; vLLM gives one for each request."""
+        """Give the adapter of each row of logits; vLLM gives one per request."""
         of_requests, *others = make(self, req_ids, *args)
         drafts = getattr(self, "sam_drafts", {})
         of_rows = np.repeat(of_requests, [1 + len(drafts.get(req_id, ())) for req_id in req_ids])
@@ -122,9 +122,9 @@ def _sample_tokens(sample: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
 
 def _initialize_kv_cache(initialize: Callable[..., Any]) -> Callable[..., Any]:
     def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if speculator := speculator_of(self):  # which vLLM up to 0.31 builds before the states of requests
+        if speculator := speculator_of(self):  # vLLM up to 0.31 builds it before the request states
             speculator.req_states, self.req_states.sam_speculator = self.req_states, speculator
-            if speculator.pauses and not isinstance(self.step_timing, StepTiming):  # a cache may be made several times
+            if speculator.pauses and not isinstance(self.step_timing, StepTiming):  # a cache may be made repeatedly
                 self.step_timing = StepTiming(self.step_timing, speculator.pauses)
         return initialize(self, *args, **kwargs)
 
@@ -133,7 +133,7 @@ def _initialize_kv_cache(initialize: Callable[..., Any]) -> Callable[..., Any]:
 
 def _set_draft_tokens(set_tokens: Callable[..., None]) -> Callable[..., None]:
     def set_draft_tokens(self: Any, input_batch: Any, draft_tokens: torch.Tensor) -> None:
-        if speculator := sampling():  # vLLM up to 0.31 gives a scheduler that waits for drafts all of them
+        if speculator := sampling():  # vLLM up to 0.31 passes all of them to a scheduler that waits for drafts
             draft_tokens = draft_tokens[:, : speculator.num_planned]
         set_tokens(self, input_batch, draft_tokens)
 
@@ -141,7 +141,7 @@ def _set_draft_tokens(set_tokens: Callable[..., None]) -> Callable[..., None]:
 
 
 class StepTiming:
-    """The runner's StepTimingCollector (gpu/async_utils.py), which also tells the drafter of each step's start."""
+    """The runner's StepTimingCollector (gpu/async_utils.py) that also reports each step's start to the drafter."""
 
     def __init__(self, collector: Any, pauses: Pauses) -> None:
         self._collector, self._pauses = collector, pauses
@@ -192,7 +192,7 @@ def _async_output(base: Any) -> Any:
 
         @functools.cached_property
         def num_verified(self) -> list[int]:
-            """Draft tokens of each request that were verified; to be read once the step's tokens are on the host."""
+            """The number of verified draft tokens of each request; read it once the step's tokens are on the host."""
             accepted = np.maximum(self.num_sampled_tokens_np - 1, 0)
             verified: list[int] = (accepted + self.num_rejected_np).tolist()
             return verified
