@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lock files: hash-locked requirements as `make lock` writes them, and folders of wheels that serve them."""
+"""Lock files: hash-locked requirements written by `make lock`, and folders of their wheels."""
 
 import contextlib
 import hashlib
@@ -26,7 +26,7 @@ def locked(lock: Path) -> dict[str, tuple[str, set[str]]]:
         pin = re.match(r"[A-Za-z0-9._-]+==[^ ;\\]+", text)
         hashes = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", text))
         if not pin or not hashes:
-            raise Failure(f"{lock} has an entry without version or hash ({text[:60]!r}): write it again by make lock.")
+            raise Failure(f"{lock} has an entry without version or hash ({text[:60]!r}): rewrite it with make lock.")
         entries[pin.group()] = (text, hashes)
     return entries
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fill the generated tables of the documentation.
+"""Update the generated tables of the documentation.
 
-A page marks a table by `<!-- begin NAME -->` and `<!-- end NAME -->`. Each module in docs/tables, unless its name
-begins with "_", defines `TABLES: dict[str, Callable[[str], str]]`: by name, a function that returns the Markdown for a
-language, "en" or "zh", whose links start from docs/.
+A page marks a table with `<!-- begin NAME -->` and `<!-- end NAME -->`. Each module in docs/tables whose name does not
+begin with "_" defines `TABLES: dict[str, Callable[[str], str]]`, functions by name of the table. A function returns the
+Markdown for a language, "en" or "zh", with links relative to docs/.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Tables = dict[str, Callable[[str], str]]
 
 
 class DocsError(Exception):
-    """A page or a module of tables that cannot be used; says which one and why."""
+    """An invalid page or module of tables. The message says which one and why."""
 
 
 def read_tables() -> Tables:
-    """All tables of docs/tables, by name. Raises DocsError where two modules define one name."""
+    """All tables of docs/tables, by name. Raises DocsError if two modules define the same name."""
     tables: Tables = {}
     for path in sorted((ROOT / "docs" / "tables").glob("[!_]*.py")):
         module = importlib.import_module(f"tables.{path.stem}")
         if repeated := tables.keys() & module.TABLES.keys():
-            raise DocsError(f"{path}: table {min(repeated)!r} is defined by another module too: rename one.")
+            raise DocsError(f"{path}: table {min(repeated)!r} is also defined in another module: rename one.")
         tables |= module.TABLES
     return tables
 
@@ -46,7 +46,7 @@ def read_pages(root: Path) -> dict[Path, str]:
 
 
 def fill(path: Path, text: str, tables: Tables) -> tuple[str, list[str]]:
-    """The page with its tables as they are now, and the names of those that changed. Raises DocsError."""
+    """The page with updated tables, and the names of the tables that changed. Raises DocsError."""
     language = "zh" if path.name.endswith(".zh.md") else "en"
     changed = []
 
@@ -67,12 +67,12 @@ def fill(path: Path, text: str, tables: Tables) -> tuple[str, list[str]]:
 
     filled = BLOCK.sub(table, text)
     if markers := MARKER.findall(BLOCK.sub("", text)):
-        raise DocsError(f"{path}: {markers[0]} has no counterpart: a table begins and ends under one name.")
+        raise DocsError(f"{path}: {markers[0]} has no counterpart: a table must begin and end with the same name.")
     return filled, changed
 
 
 def generate(root: Path, tables: Tables, check: bool = False) -> list[str]:
-    """The stale blocks, as "PAGE: NAME". Unless `check`, the pages that have any are written anew, each at once."""
+    """The stale blocks, as "PAGE: NAME". Unless `check`, rewrites the pages that have any, each atomically."""
     pages = read_pages(root)
     filled = {path: fill(path, text, tables) for path, text in pages.items()}
     used = {name for text in pages.values() for _, name, _ in BLOCK.findall(text)}

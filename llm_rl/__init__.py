@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes for reinforcement learning of Qwen3 with suffix-automaton drafting, and what the recipes share."""
+"""Recipes for reinforcement learning of Qwen3 with suffix-automaton drafting, and their shared code."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The article's curves as numbers, quoted: read off its pictures."""
+"""The article's curves as numbers, read from its pictures."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 CURVES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
-"""By name: `tokens_per_step` (thousands, values), `length` and `reward` of each training step (off, on), `stages` of a
-rollout in seconds (off, on: normal, tail), `seconds` (off, on) of a round, a rollout and a step by recipe. `figure`
-says which picture or table and of what; `source` where they are."""
+"""`tokens_per_step` (thousands, values); `length` and `reward` per training step (off, on); `stages`: seconds of a
+rollout (off, on: normal, tail); `seconds` (off, on) of a round, a rollout and a step per recipe. `figure` names the
+picture or table and its content, `source` the publication."""
 
 
 def tokens_per_step(begin: float, end: float) -> float | None:
-    """Mean of the article's tokens a step over positions begin .. end of the answer; None where it has no value.
+    """The article's mean tokens per step over positions begin .. end of the answer, or None if it has no value there.
 
-    Each value holds from its position to the next one's, 2,000 tokens on.
+    Each value covers 2,000 tokens, from its own position to the next.
     """
     curve = CURVES["tokens_per_step"]
     parts = [

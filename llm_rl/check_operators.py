@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare the operators of decoding with those of verification, on the same tokens.
 
-Decoding attends with one token a request, verification with k+1. Each prompt is answered greedily without speculation;
-then an engine with it answers twice. In the second pass its drafts come from the first, so that nearly every token is
-verified. The log-probabilities that the two give to the same tokens should differ by rounding alone.
+Decoding attends with one token per request, verification with k+1. One engine answers each prompt greedily without
+speculation; a second engine answers twice with it. The second time it drafts from its first answers, so nearly every
+token is verified. The log-probabilities of the same tokens in both engines should differ only by rounding.
 
 This is the operator check of the article (section 2.1), which reports differences of exactly 0 on its hardware.
 """
@@ -21,8 +21,8 @@ from sam_core.files import check_output, replacing, write_json
 
 from llm_rl.errors import UserError
 from llm_rl.evaluation.engine import (
-    Answer,
     Engine,
+    GeneratedAnswer,
     add_engine_arguments,
     at_least,
     default_dtype,
@@ -32,9 +32,9 @@ from llm_rl.evaluation.engine import (
 from llm_rl.evaluation.engine import settings as engine_settings
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
-"""Largest difference allowed, in nats, by dtype; those of NPU and GPU are ours and were measured on neither.
+"""Largest difference allowed, in nats, by dtype. The bounds for NPUs and GPUs are assumptions, not measurements.
 
-Logits between 16 and 32 lie 0.125 apart in bfloat16, so that a sum in another order moves a log-probability by as much.
+Logits between 16 and 32 are 0.125 apart in bfloat16; another order of summation can change a log-probability by 0.125.
 """
 MEAN_BOUND = 0.1
 """Maximum mean difference as a share of the bound. Rounding moves few tokens far; a wrong mask moves most of them."""
@@ -46,7 +46,7 @@ QUESTIONS = (
 )
 
 
-def compare(decoded: list[Answer], verified: list[Answer]) -> dict[str, Any]:
+def compare(decoded: list[GeneratedAnswer], verified: list[GeneratedAnswer]) -> dict[str, Any]:
     """Differences of the log-probabilities of equal tokens.
 
     Args:
@@ -54,8 +54,8 @@ def compare(decoded: list[Answer], verified: list[Answer]) -> dict[str, Any]:
             it the contexts differ.
 
     Returns:
-        differences: in nats, in order; places: of each, the tokens that stood before it in its pass of verification;
-        diverged: answers whose tokens differ somewhere.
+        differences: in nats, in order; places: the number of tokens before each one in its verification pass;
+        diverged: number of answers whose tokens differ somewhere.
     """
     differences, places, diverged = [], [], 0
     for one, other in zip(decoded, verified, strict=True):
@@ -69,7 +69,7 @@ def compare(decoded: list[Answer], verified: list[Answer]) -> dict[str, Any]:
 
 
 def summary(comparison: dict[str, Any], bound: float) -> dict[str, Any]:
-    """Size and distribution of the differences, in nats, and whether they are within the bound."""
+    """Size and distribution of the differences, in nats, and whether the bound holds."""
     sizes = sorted(map(abs, comparison["differences"]))
     by_place: dict[int, list[float]] = {}
     for place, difference in zip(comparison["places"], comparison["differences"], strict=True):
@@ -93,7 +93,7 @@ def summary(comparison: dict[str, Any], bound: float) -> dict[str, Any]:
 
 
 def read_prompts(path: Path | None, model: str) -> list[list[int]]:
-    """Token ids of the prompts: a JSONL file with `prompt_token_ids` or `prompt` a line, or QUESTIONS."""
+    """Token ids of the prompts in a JSONL file (`prompt_token_ids` or `prompt` in each line), or of QUESTIONS."""
     rows: list[dict] = [{"prompt": text} for text in QUESTIONS]
     if path is not None:
         try:
@@ -108,8 +108,8 @@ def read_prompts(path: Path | None, model: str) -> list[list[int]]:
     return [row.get("prompt_token_ids") or tokenizer(row["prompt"])["input_ids"] for row in rows]
 
 
-def answer(args: argparse.Namespace, prompts: list[list[int]], k: int) -> tuple[list[Answer], dict[str, int]]:
-    """Greedy answers of a new engine, and its draft tokens; k > 0: with drafts of k tokens, the second pass."""
+def answer(args: argparse.Namespace, prompts: list[list[int]], k: int) -> tuple[list[GeneratedAnswer], dict[str, int]]:
+    """Greedy answers of a new engine, and its draft token counts; with k > 0 the second answers, with drafts."""
     settings = {
         "skip_tokenizer_init": True,
         "max_model_len": max(map(len, prompts)) + args.tokens + 1,
@@ -126,7 +126,7 @@ def answer(args: argparse.Namespace, prompts: list[list[int]], k: int) -> tuple[
 
 
 def draw(path: Path, differences: list[float], figures: dict[str, Any]) -> None:
-    """The distribution of the differences, and their size by the token's place in its pass of verification."""
+    """Draw the distribution of the differences, and their size by the token's place in its verification pass."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -161,10 +161,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     add_engine_arguments(parser, batch=8, dtypes=BOUNDS)
     parser.add_argument("--prompts", type=Path, help="JSONL with prompt or prompt_token_ids; default: four questions")
-    parser.add_argument("--k", type=int, default=3, help="drafted tokens a step (default 3)")
+    parser.add_argument("--k", type=int, default=3, help="drafted tokens per step (default 3)")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each answer (default 256)")
     parser.add_argument("--bound", type=float, help=f"largest difference allowed, nats; default by dtype: {BOUNDS}")
-    parser.add_argument("--out", type=Path, default=Path("outputs/check-operators"), help="folder of JSON and picture")
+    parser.add_argument("--out", type=Path, default=Path("outputs/check-operators"), help="folder for JSON and picture")
     args = parser.parse_args(argv)
     args.dtype = args.dtype or default_dtype()
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a recipe: a YAML file over the chain of its bases, then overrides from the command line.
+"""Read a recipe: a YAML file merged over its chain of bases, then overrides from the command line.
 
-A file states only what differs from its base. Its keys under `recommended` go over its own with profile=recommended.
+A file states only what differs from its base. With profile=recommended, its keys under `recommended` override the rest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load(path: Path, overrides: list[str]) -> Recipe:
 
 
 def _merge(path: Path, recommended: bool = False) -> DictConfig:
-    """The keys of a file over those of its bases, each file's `recommended` ones right over its own."""
+    """Merge a file over its bases; each file's `recommended` keys are merged directly after its others."""
     config = _read(path)
     base, ours = config.pop("base", None), config.pop("recommended", OmegaConf.create({}))
     if not isinstance(ours, DictConfig):
@@ -58,7 +58,7 @@ def _merge(path: Path, recommended: bool = False) -> DictConfig:
         merged = OmegaConf.merge(_merge(path.parent / base, recommended), config)
     if not recommended:
         return merged
-    _refuse_equal(merged, ours, f"{path} recommends {{}}, as it is without: leave it out")
+    _refuse_equal(merged, ours, f"{path} recommends {{}}, which it is anyway: leave it out")
     return OmegaConf.merge(merged, ours)
 
 
@@ -75,7 +75,7 @@ def _read(path: Path) -> DictConfig:
 
 
 def _refuse_equal(below: DictConfig, config: DictConfig, sentence: str) -> None:
-    """UserError for the first key of `config` that is as in `below`; sentence: with a place for key and value."""
+    """Raise UserError if a key of `config` has its value in `below`. sentence: with a placeholder for key and value."""
     inherited = dict(leaves(OmegaConf.to_container(below)))
     for name, value in leaves(OmegaConf.to_container(config)):
         if name in inherited and inherited[name] == value and type(inherited[name]) is type(value):
@@ -83,12 +83,12 @@ def _refuse_equal(below: DictConfig, config: DictConfig, sentence: str) -> None:
 
 
 def _check_keys(config: DictConfig, origin: str, section: type[Section] = Recipe, prefix: str = "") -> None:
-    """UserError for the first key that is none of a recipe's. origin: where the keys come from."""
+    """Raise UserError for the first unknown key. origin: where the keys come from."""
     for name, value in config.items_ex(resolve=False):
         key = f"{prefix}{name}"
         if name not in section.model_fields:
             raise UserError(f"{unknown(key)} (in {origin})")
         if inner := section_of(section.model_fields[name]):
             if not isinstance(value, DictConfig):
-                raise UserError(f"{key} is a group of keys, not a key of its own (in {origin})")
+                raise UserError(f"{key} is a group of keys, not a key (in {origin})")
             _check_keys(value, origin, inner, f"{key}.")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CPU platform for verl, loaded as a verl plug-in, so that the whole trainer runs without an accelerator.
+"""A CPU platform for verl, loaded as a verl plugin, so that the whole trainer runs without an accelerator.
 
 VERL_USE_EXTERNAL_MODULES=llm_rl.cpu_platform VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda
 
-Ray schedules the one "device" as a GPU resource that is declared, not detected (ray_init.num_gpus=1).
+Ray schedules each "device" as a GPU resource that is declared, not detected (ray_init.num_gpus).
 """
 
 import types
@@ -107,7 +107,7 @@ class PlatformCPU(PlatformBase):
 
 
 def _accept_gloo_twice() -> None:
-    """verl asks for "cpu:gloo,<device>:<backend>", and torch refuses a device that is named twice."""
+    """Work around torch, which refuses verl's backend "cpu:gloo,cpu:gloo" because it names a device twice."""
     init = torch.distributed.init_process_group
 
     def init_process_group(backend=None, *args, **kwargs):

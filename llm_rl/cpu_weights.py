@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint engine for verl without an accelerator: new weights go to other hosts' engines by TCP.
+"""A checkpoint engine for verl without an accelerator: sends new weights to engines on other hosts over TCP.
 
 actor_rollout_ref.rollout.checkpoint_engine: {backend: store, custom_backend_module: llm_rl.cpu_weights}
 
@@ -16,12 +16,12 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 from verl.workers.rollout.utils import ensure_async_iterator
 
 END = b""
-"""What stands behind the last tensor."""
+"""Marks the end of the tensors."""
 
 
 @CheckpointEngineRegistry.register("store")
 class StoreCheckpointEngine(CheckpointEngine):
-    """A TCPStore for each update, in which the first actor numbers the tensors."""
+    """Opens a TCPStore for each update, in which the first actor stores the tensors under consecutive numbers."""
 
     def __init__(self, bucket_size, is_master=False):
         self.is_master = is_master

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: the tiny CPU recipe without SAM and with it, from the same seed, and what it gained.
+"""The demo: train the tiny CPU recipe without and with SAM from the same seed, and report the gain.
 
-The two runs take turns (llm_rl.turns): one trains a step while the other waits. Other work on the machine then slows
+The two runs alternate (llm_rl.turns): one trains a step while the other waits. Other work on the machine then slows
 both alike.
 """
 
@@ -29,11 +29,11 @@ RECIPE = launch.ROOT / "llm_rl" / "qwen3" / "dapo_qwen3_tiny_cpu.yaml"
 ARMS = {"off": "off", "on": "batch"}
 SETTINGS = ["steps=8", "env.VERL_USE_EXTERNAL_MODULES=llm_rl.cpu_platform,llm_rl.turns"]
 DISK, MEMORY = 1e9, 11e9
-"""Bytes that both arms and Ray may write, and that their processes take."""
+"""Bytes that both arms and Ray need on disk, and in memory."""
 
 
 def check(out: Path, overrides: list[str]) -> None:
-    """Raise UserError for what would end the demo later: model, settings, disk, memory."""
+    """Raise UserError for a fault of model, settings, disk or memory that would end the demo later."""
     if problem := tiny_model.check():
         raise UserError(problem)
     for arm, sam in ARMS.items():
@@ -42,7 +42,7 @@ def check(out: Path, overrides: list[str]) -> None:
     if free < DISK:
         raise UserError(
             f"{out} has {free / 1e9:.1f} GB of disk left and the demo needs {DISK / 1e9:.0f} GB: free some, "
-            "or name another folder by --out"
+            "or name another folder with --out"
         )
     memory = psutil.virtual_memory().available
     if memory < MEMORY:
@@ -58,10 +58,10 @@ def command(arm: str, out: Path, overrides: list[str]) -> list[str]:
 
 
 def train(out: Path, overrides: list[str]) -> int:
-    """Run both arms in turns; the exit status of the first that failed, else 0.
+    """Run both arms alternately; return the exit status of the first that failed, else 0.
 
-    An arm starts when the one before waits for its first turn or has ended: two engines that start at once would
-    share the path of verl's socket for weights. One that fails while it starts ends both, later the other goes on.
+    The second arm starts when the first waits for its first turn or has ended: two engines that start together would
+    share the path of verl's weight socket. A failure during a start ends both arms; later, the other arm continues.
     """
     started: dict[str, subprocess.Popen] = {}
     trainers: dict[str, socket.SocketIO] = {}
@@ -98,7 +98,7 @@ def show(arm: str, launcher: subprocess.Popen) -> None:
 
 
 def accept(server: socket.socket, launcher: subprocess.Popen) -> socket.SocketIO | None:
-    """The connection of a launcher's trainer, when it waits for its first turn; None if the launcher ended before."""
+    """Wait until a launcher's trainer connects for its first turn; None if the launcher ends before."""
     while True:
         try:
             return server.accept()[0].makefile("rwb", buffering=0)
@@ -110,8 +110,8 @@ def accept(server: socket.socket, launcher: subprocess.Popen) -> socket.SocketIO
 def take_turns(trainers: dict[str, socket.SocketIO]) -> None:
     """Let one trainer at a time train a step, until all have ended.
 
-    The one that is behind comes first, as after a resume. Of two with the same step it is the one that had the last
-    turn, so that neither is always the first of a pair.
+    The trainer that is behind comes first, as after a resume. At equal steps the trainer that had the previous turn
+    comes first, so that neither always begins a pair.
     """
     waiting, last = {arm: int(trainer.readline() or 0) for arm, trainer in trainers.items()}, ""
     while waiting := {arm: step for arm, step in waiting.items() if step}:
@@ -125,7 +125,7 @@ def take_turns(trainers: dict[str, socket.SocketIO]) -> None:
 
 def end(launchers: list[subprocess.Popen]) -> None:
     """End the launchers, which end their trainers."""
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of them behind
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave processes behind
     try:
         for launcher in launchers:
             launcher.terminate()
@@ -137,7 +137,7 @@ def end(launchers: list[subprocess.Popen]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m llm_rl.demo", description=__doc__)
-    parser.add_argument("--out", type=Path, default=launch.ROOT / "runs" / "demo", help="folder of runs and report")
+    parser.add_argument("--out", type=Path, default=launch.ROOT / "runs" / "demo", help="folder for runs and report")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of the recipe, for both arms")
     args = parser.parse_args(argv)
     out, overrides = args.out.resolve(), [*SETTINGS, *args.overrides]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pin set says of its verl's start."""
+"""How the verl of a pin set is started."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from llm_rl.recipe import ROOT
 class EntryPoint:
     """How verl is started, and where its configuration is.
 
-    module, arguments: `python -m module arguments overrides`; folder: where it is started, the repository or a checkout
-    of verl that is used instead of the installed package; config_folder, config_name: Hydra's configuration, and
-    search_path: a second folder of it.
+    module, arguments: `python -m module arguments overrides`; folder: working directory, the repository or a checkout
+    of verl that replaces the installed package; config_folder, config_name, search_path: Hydra's configuration and a
+    second folder to search for it.
     """
 
     module: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch a training process: print its steps, end it in bounded time, find the cause of a failure, and summarize it."""
+"""Watch a training process: print its steps, stop it in bounded time, find a failure's cause, and summarize the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llm_rl.steps import round_seconds, step_seconds
 
 SPEC = "rollout/spec/"
 ADVICE = "sync_refill_failed_groups"
-"""Part of verl's advice after all answers of a step have failed; the log names the cause before it."""
+"""Part of verl's advice when all answers of a step have failed; the log has the cause before it."""
 LOOK = 10.0
 """Seconds between two looks for progress."""
 QUIETER = 3
@@ -44,10 +44,8 @@ def follow(
 ) -> str | None:
     """Print a line for each training step as the trainer logs it, until the process ends.
 
-    `loads` gets the load of the machine in each step (load.Load.take), by the step's number; `publish` gets all
-    steps of the log when it has grown, else none.
-
-    Errors of the display are warnings; they stop nothing.
+    Adds the machine's load during each step (load.Load.take) to `loads`, by step number. Calls `publish` repeatedly,
+    with all steps when the log has grown, else with none. Errors of the display only cause warnings.
 
     Returns None, or one sentence if a step took more than `timeout` seconds, or made no progress for `hang` seconds;
     the caller then ends the process.
@@ -125,7 +123,7 @@ def _quiet(data: dict) -> float:
 
 
 def _attempts() -> Callable[..., Any]:
-    """A function that calls another one and prints each error once, as a warning: the display must not stop a run."""
+    """A function that calls another and prints each error once as a warning: the display must not stop a run."""
     said = set()
 
     def attempt(what: Callable[..., Any], *arguments: Any) -> Any:
@@ -153,7 +151,7 @@ def _print_step(step: dict, total: int, seconds: float, shares: dict[str, float]
         return format(data[name], form) if name in data else "-"
 
     line = f"  step {step['step']}/{total}  {seconds:5.0f} s  rollout {shown('timing_s/gen', '.1f')} s"
-    line += f"  step {shown('timing_s/step', '.1f')} s  {shown(SPEC + 'tokens_per_step', '.2f')} tokens a step"
+    line += f"  step {shown('timing_s/step', '.1f')} s  {shown(SPEC + 'tokens_per_step', '.2f')} tokens per step"
     line += f"  reward {shown('critic/rewards/mean', '+.2f')}  length {shown('response_length/mean', '.0f')}"
     if shares and load.busy(shares):
         line += f"  (busy machine: others {shares['others']:.0%}, steal {shares['steal']:.0%})"
@@ -161,8 +159,8 @@ def _print_step(step: dict, total: int, seconds: float, shares: dict[str, float]
 
 
 def stop(process: subprocess.Popen) -> None:
-    """End the run's process group, the driver's helpers included; Ray's own processes end with their parents."""
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it behind
+    """End the run's process group, including the driver's helpers; Ray's own processes end with their parents."""
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave processes behind
     try:
         for sign in (signal.SIGTERM, signal.SIGKILL):
             process.poll()
@@ -178,7 +176,7 @@ def stop(process: subprocess.Popen) -> None:
 
 
 def _lives(group: int) -> bool:
-    """Whether a process group has a member that runs; where PID 1 reaps late or never, ended ones stay as zombies."""
+    """Whether a process group has a running member; zombies do not count, as PID 1 may never reap them."""
     for process in psutil.process_iter(["status"]):
         try:
             if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
@@ -189,7 +187,7 @@ def _lives(group: int) -> bool:
 
 
 def failure(recipe: Recipe, steps: list[dict], code: int, log: Path, begin: int = 0) -> str | None:
-    """Why a run must not count as a success, in one sentence, or None. `begin`: where its part of the log begins."""
+    """Why a run must not count as a success, in one sentence, or None. begin: offset of the run in the log."""
     if code or len(steps) < recipe.steps:
         reason = cause(log, begin)
         return f"verl ended with status {code} after {len(steps)} of {recipe.steps} steps: {reason}; see {log}"
@@ -197,10 +195,10 @@ def failure(recipe: Recipe, steps: list[dict], code: int, log: Path, begin: int 
     if recipe.sam != "off" and drafted == 0:
         never = {
             "batch": f"never had at most {recipe.options.threshold} requests running",
-            "auto": "never had a draft that pays (sam=batch drafts all the same)",
+            "auto": "never had a draft that pays off (sam=batch drafts anyway)",
         }
         return (
-            f"speculation was asked for (sam={recipe.sam}) but no draft was verified in {len(steps)} steps: "
+            f"speculation was requested (sam={recipe.sam}) but no draft was verified in {len(steps)} steps: "
             f"the engine ran without it, or {never[recipe.sam]}; see {log}"
         )
     if recipe.sam == "off" and drafted:
@@ -212,9 +210,9 @@ def failure(recipe: Recipe, steps: list[dict], code: int, log: Path, begin: int 
 
 
 def cause(log: Path, begin: int = 0) -> str:
-    """The last exception's message in a log of Ray actors, whose lines carry colours and the actor's name.
+    """The message of the last exception in a log of Ray actors, whose lines contain colours and the actor's name.
 
-    Where verl advises after a step without answers: the last one before, or a source of data without a reward.
+    If verl gave ADVICE: the last exception before it, or the one about a data source without a reward.
     """
     plain = re.sub(r"\x1b\[[0-9;]*m", "", _read(log, begin))
     errors = re.findall(r"^(?:\(.*?pid=.*?\) )?((?:\w+\.)*\w*(?:Error|Exception)\b:? .*)", plain, re.MULTILINE)
@@ -237,11 +235,10 @@ def _read(log: Path, begin: int) -> str:
 
 
 def summarize(steps: list[dict]) -> dict[str, Any]:
-    """Means and sums of a run's steps, times in seconds.
+    """Means and sums over a run's steps, times in seconds.
 
-    The first step starts the engine: it counts only if it is alone.
-
-    The time of a step excludes the writing of its checkpoint. A trainer without rounds of generation has no `round_s`.
+    The first step starts the engine, so it counts only if it is the only one. The time of a step excludes writing its
+    checkpoint. A trainer without rounds of generation has no `round_s`.
     """
     rest = [step["data"] for step in steps[1:] or steps]
 
@@ -264,19 +261,19 @@ def summarize(steps: list[dict]) -> dict[str, Any]:
 
 
 def table(summary: dict[str, Any], steps: int) -> list[str]:
-    """A summary's lines for the terminal."""
+    """The lines of a summary for the terminal."""
     rows = [
-        ("rollout, s a step", "rollout_s", ".1f"),
-        ("rollout, s a round", "round_s", ".1f"),
+        ("rollout, s per step", "rollout_s", ".1f"),
+        ("rollout, s per round", "round_s", ".1f"),
         ("step, s", "step_s", ".1f"),
         ("reward", "reward", "+.3f"),
         ("answer, tokens", "length", ".0f"),
         ("tokens generated", "tokens", ",.0f"),
         ("draft tokens verified", "drafted", ",.0f"),
         ("draft tokens accepted", "accepted", ",.0f"),
-        ("tail, s in all", "tail_s", ".1f"),
+        ("tail, s in total", "tail_s", ".1f"),
     ]
     lines = [f"{what:<24}{summary[name]:{form}}" for what, name, form in rows if summary.get(name) is not None]
     if summary["request_steps"]:
-        lines.append(f"{'tokens a step':<24}{summary['tokens'] / summary['request_steps']:.3f}")
+        lines.append(f"{'tokens per step':<24}{summary['tokens'] / summary['request_steps']:.3f}")
     return [f"training steps {2 if steps > 1 else 1} to {steps}:", *(f"  {line}" for line in lines)]

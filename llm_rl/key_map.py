@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verl's keys for those of a recipe: applies a key map, llm_rl/verl_releases/*.toml.
+"""Translate the keys of a recipe to verl's according to a key map, llm_rl/verl_releases/*.toml:
 
-keys             verl's key for each key of a recipe, or a list of them; `a.*` stands for all keys of group a that are
-                 not named themselves. A leading + adds a key that verl's configuration has not
-fsdp, megatron   more of them, where `train.backend` is that
-constants        values that every recipe has, by verl's key; fsdp.constants, megatron.constants alike
+keys             verl's key, or a list of keys, for each key of a recipe; `a.*` stands for all keys of group a that are
+                 not listed. A leading + adds a key that verl's configuration does not have
+fsdp, megatron   more keys, if `train.backend` is FSDP or Megatron
+constants        values that every recipe has, by verl's key; also fsdp.constants, megatron.constants
 derived          keys of a recipe that the release's Python file turns into settings
-absent           where keys of verl begin that other releases have and this one has not
+absent           prefixes of verl's keys that other releases have and this one does not
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ LAUNCHER_KEYS = {
     *("rollout.expected_length", "rollout.expected_round"),
     *("cluster.die_memory", "cluster.interface", "cluster.hccl_ports"),
 }
-"""Keys that llm_rl itself uses: no key map has them."""
+"""Keys that llm_rl uses itself; no key map has them."""
 
 
 class KeyMap:
     """The key map of a release of verl.
 
-    Raises UserError unless it names each key of a recipe that is verl's.
-
     Args:
-        path: of the file, for the error.
-        facts: its content.
+        path: path of the file, for error messages.
+        facts: content of the file.
+
+    Raises:
+        UserError: unless the map has exactly the recipe keys that are not in LAUNCHER_KEYS.
     """
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
@@ -51,22 +52,22 @@ class KeyMap:
         if wrong := mapped ^ expected:
             problem = "lacks" if (missing := wrong & expected) else "names"
             raise UserError(
-                f"{path} {problem} {', '.join(sorted(missing or wrong))}: it must name each key of a recipe that is "
-                "verl's, under keys, fsdp, megatron or derived"
+                f"{path} {problem} {', '.join(sorted(missing or wrong))}: it must name, under keys, fsdp, megatron or "
+                "derived, exactly the keys of a recipe that set one of verl's"
             )
 
     def recipe_key(self, verl_key: str) -> str | None:
-        """The key of a recipe that sets a key of verl with some backend, or None."""
+        """The key of a recipe that sets this key of verl with any backend, or None."""
         pairs = (pair for key_map in self._keys.values() for pair in key_map.items())
         return next((name for name, mapped in pairs if verl_key in {key.lstrip("+") for key in mapped}), None)
 
     def lacks(self, verl_key: str) -> bool:
-        """Whether other releases of verl have a key, and this one has not."""
+        """Whether other releases of verl have this key and this one does not."""
         return verl_key.startswith(self._absent)
 
     def settings(self, recipe: Recipe) -> dict[str, Any]:
-        """Settings by verl's keys; a key of the recipe that is null sets none."""
-        backend = "megatron" if recipe.train.backend == "megatron" else "fsdp"  # fsdp2 has the tables of fsdp
+        """Settings by verl's keys; a null key of the recipe sets nothing."""
+        backend = "megatron" if recipe.train.backend == "megatron" else "fsdp"  # fsdp2 uses the tables of fsdp
         mapped = self._keys[backend]
         values = {name: attrgetter(name)(recipe) for name in KEYS if name in mapped}
         settings = {key: value for name, value in values.items() if value is not None for key in mapped[name]}
@@ -74,7 +75,7 @@ class KeyMap:
 
 
 def _expand(written: dict[str, str | list[str]], derived: set[str]) -> dict[str, list[str]]:
-    """verl's keys for each key of a recipe, those that `a.*` stands for included."""
+    """verl's keys for each key of a recipe, with `a.*` expanded."""
     groups = {name.removesuffix("*"): written.pop(name) for name in list(written) if name.endswith(".*")}
     for name in KEYS.keys() - LAUNCHER_KEYS - derived - written.keys():
         group, dot, last = name.rpartition(".")

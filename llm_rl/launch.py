@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a recipe: check, print what will run, train under verl, follow the step log, and say how it ended.
+"""Run a recipe: check it, print what will run, train with verl, follow the step log, and report the outcome.
 
-The run's folder holds run.json (the record), recipe.yaml and verl.yaml (the recipe, and verl's configuration that
-follows from it), steps.jsonl (verl's step log), engine-*.jsonl and answers-*.jsonl (the engine's logs), verl.log and,
-where the run has checkpoints, checkpoints/ and history/. A run that is started again goes on from its newest
-checkpoint.
+The run's folder holds run.json (the record), recipe.yaml and verl.yaml (the recipe and the resulting verl
+configuration), steps.jsonl (verl's step log), engine-*.jsonl and answers-*.jsonl (the engine's logs), verl.log and, if
+the run has checkpoints, checkpoints/ and history/. A run that is started again resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ from llm_rl.resume import read_steps
 from llm_rl.shape import read_shape
 
 MAY_CHANGE = ("steps", "env", "local_ray", "cluster", "checkpoints", "trainer")
-"""Keys that may change when a run resumes; with FSDP the number of dies may not (resume.point)."""
+"""Keys that may change when a run resumes, except for the number of devices with FSDP (resume.point)."""
 STARTS = 3
-"""Times that a run is started if Ray is late: Ray gives its agents 15 s, and a later start finds their files cached."""
+"""Attempts to start a run if Ray times out: Ray gives its agents 15 s, and a later attempt finds their files cached."""
 OTHER_REWARDS = ("custom_reward_function", "reward_manager", "reward_loop", "reward_fn_key")
-"""Parts of the names of verl's keys, in any release, that change how or by which column answers are scored."""
+"""Parts of the names of verl's keys, in any release, that change how answers are scored."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """What will run: the recipe and verl's part of it.
 
-    folder: where verl is started; variables: added to this process's environment; verl_config: verl's configuration,
-    YAML; table, warnings: of the layout.
+    folder: working directory of verl; variables: additions to this process's environment; verl_config: verl's
+    configuration as YAML; table, warnings: the layout's.
     """
 
     recipe: Recipe
@@ -63,7 +62,7 @@ class Plan:
     needs: space.Needs | None = None
 
     def script(self) -> list[str]:
-        """Lines of shell that run the same by hand."""
+        """Shell commands that do the same by hand."""
         exports = [f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()]
         return [f"cd {shlex.quote(str(self.folder))}", *exports, f"exec {shlex.join(self.argv)}"]
 
@@ -82,20 +81,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print the recipe, its number of hosts, numbers that its layout fits, the size and number of its "
-        "checkpoints, and the keys that may change when a run goes on, and stop",
+        help="print the recipe, its number of hosts, the numbers of hosts that fit its layout, the size and number of "
+        "its checkpoints, and the keys that may change when a run resumes, and stop",
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="check also the disk and memory of this host, and whether the run in --run-dir can go on; exit status 1 "
-        "if not",
+        help="also check the disk and memory of this host, and whether the run in --run-dir can resume, and stop; exit "
+        "status 1 on failure",
     )
     parser.add_argument(
         "--object-store",
         type=int,
         metavar="BYTES",
-        help="with --check: the object store with which Ray has been started (default: the recipe's, else Ray's own)",
+        help="with --check: size of the running Ray's object store (default: the recipe's, else Ray's own)",
     )
     args = parser.parse_intermixed_args(argv)
     run_dir: Path | None = None
@@ -117,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
                 space.check(needed, run_dir)
             check_sources(planned)
             if done := resume_point(recipe, run_dir, resume.checkpoints(run_dir)):
-                begin_record(planned, tree_ids(recipe), done)  # whether the run there can go on with this recipe
+                begin_record(planned, tree_ids(recipe), done)  # whether the run can resume with this recipe
             print(f"{recipe.title}: fits the {recipe.cluster.unit}s, the disk of {run_dir} and the memory of this host")
             return 0
         if args.dry_run:
@@ -141,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def plan(recipe: Recipe, run_dir: Path, dry_run: bool = False) -> Plan:
-    """Check a recipe and work out what will run. Raises UserError. A dry run looks for no Ray cluster."""
+    """Check a recipe and plan its run. Raises UserError. A dry run does not look for a Ray cluster."""
     pin_set = PinSet(recipe.pin_set)
     entry = pin_set.entry_point(recipe)
     model = read_shape(Path(recipe.model.path))
@@ -166,7 +165,7 @@ def plan(recipe: Recipe, run_dir: Path, dry_run: bool = False) -> Plan:
 
 
 def run(recipe: Recipe, run_dir: Path) -> None:
-    """Train as `recipe` says, or go on where a run in `run_dir` was broken off. Raises UserError."""
+    """Train according to `recipe`, or resume the interrupted run in `run_dir`. Raises UserError."""
     trees = tree_ids(recipe)
     for file in (Path(recipe.model.path, "config.json"), Path(recipe.data.train_files), Path(recipe.data.val_files)):
         if not file.is_file():
@@ -190,7 +189,7 @@ def run(recipe: Recipe, run_dir: Path) -> None:
         lines = [f"  {line}" for line in planned.table] + [f"  warning: {warning}" for warning in planned.warnings]
         print("\n".join(lines), flush=True)
         if done:
-            print(f"  going on after step {done}, from its checkpoint", flush=True)
+            print(f"  resuming from the checkpoint of step {done}", flush=True)
         problem = train(planned, record, lock, done) if done < recipe.steps else None
         steps = read_steps(run_dir / "steps.jsonl")
         problem = problem or failure(recipe, steps, 0, run_dir / "verl.log")
@@ -203,10 +202,7 @@ def run(recipe: Recipe, run_dir: Path) -> None:
 
 
 def resume_point(recipe: Recipe, run_dir: Path, found: list[resume.Checkpoint]) -> int:
-    """The step after which a run with these checkpoints resumes; warns of newer ones that it cannot use.
-
-    Raises UserError.
-    """
+    """The step after which a run with these checkpoints resumes; warns of newer, unusable ones. Raises UserError."""
     ranks = None if recipe.train.backend == "megatron" else recipe.cluster.dies
     done = resume.point(run_dir, found, recipe.checkpoints.every, ranks)
     for sentence in resume.incomplete(found, done):
@@ -215,8 +211,8 @@ def resume_point(recipe: Recipe, run_dir: Path, found: list[resume.Checkpoint]) 
 
 
 def check_sources(planned: Plan) -> None:
-    """Raises UserError if the reward does not know a source of the data that is scored, unless the recipe changes
-    verl's reward."""
+    """Raise UserError if verl's reward does not know a data source that is scored, unless the recipe changes the
+    reward."""
     recipe, keys = planned.recipe, planned.recipe.verl_keys
     if any(word in name for name in keys for word in OTHER_REWARDS) or any(map(keys.get, layout.OTHER_MODELS)):
         return
@@ -226,41 +222,41 @@ def check_sources(planned: Plan) -> None:
         if names and (unknown := _unknown_sources(names, planned)):
             raise UserError(
                 f"{file} has rows of data_source {', '.join(map(repr, unknown))}, for which there is no reward: "
-                "prepare it with `python -m llm_rl.data`, or name a source that verl's default_compute_score knows"
+                "prepare it with `python -m llm_rl.data`, or name a source that verl's default_compute_score supports"
             )
 
 
 def _unknown_sources(names: list[str], planned: Plan) -> list[str]:
-    """The sources for which verl has no reward; asked in a process of its own, as verl imports torch."""
+    """The sources for which verl has no reward; runs in a separate process, because verl imports torch."""
     command = [sys.executable, "-m", "llm_rl.rewards", *names]
     env = os.environ | planned.variables
     done = subprocess.run(command, cwd=planned.folder, env=env, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        print(f"  warning: cannot find out whether verl has a reward for {', '.join(names)}: {reason}", flush=True)
+        print(f"  warning: cannot determine whether verl has a reward for {', '.join(names)}: {reason}", flush=True)
         return []
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def recipe_yaml(recipe: Recipe) -> str:
-    """The recipe, resolved, as a YAML file that can be run."""
+    """The resolved recipe as YAML that can be run."""
     return OmegaConf.to_yaml(OmegaConf.create(recipe.model_dump()))
 
 
 def train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> str | None:
-    """Run verl to its end, `done` steps being done; the reason of its failure, or None."""
+    """Run verl to its end, after `done` finished steps; return the reason for its failure, or None."""
     if not done:
         (planned.run_dir / "verl.log").unlink(missing_ok=True)
     for _ in range(STARTS - 1):
         problem, late = _train(planned, record, lock, done)
         if not late:
             return problem
-        print("  warning: Ray did not start in time: the run is started again", flush=True)
+        print("  warning: Ray did not start in time: starting the run again", flush=True)
     return _train(planned, record, lock, done)[0]
 
 
 def _train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> tuple[str | None, bool]:
-    """Run verl once. Returns the reason of its failure, or None, and whether it failed because Ray started late."""
+    """Run verl once. Return the reason for its failure, or None, and whether it failed because Ray started late."""
     recipe, log = planned.recipe, planned.run_dir / "verl.log"
     with log.open("a") as out:
         out.write(f"pin set {recipe.pin_set}\n")
@@ -279,7 +275,7 @@ def _train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> tuple
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=[lock],  # kept as long as the trainer lives, whatever becomes of this process
+            pass_fds=[lock],  # held as long as the trainer lives, even if this process ends
         )
         steps_file, trainer = planned.run_dir / "steps.jsonl", recipe.trainer
         try:
@@ -304,7 +300,7 @@ def _train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> tuple
 
 @contextlib.contextmanager
 def lock_folder(run_dir: Path) -> Iterator[int]:
-    """Create the run's folder and lock it against a second run; a descriptor that keeps the lock in a child process."""
+    """Create the run's folder and lock it against a second run. Yields the descriptor that child processes inherit."""
     with contextlib.ExitStack() as stack:
         try:
             run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -318,16 +314,16 @@ def lock_folder(run_dir: Path) -> Iterator[int]:
             raise UserError(f"{e} as --run-dir") from None
         except BlockingIOError:
             raise UserError(
-                f"a run is still going on in {run_dir}: wait for it, end it (its trainer is a process of "
-                f"`fuser {run_dir / '.lock'}`), or take another --run-dir"
+                f"a run is still active in {run_dir}: wait for it, end it (its trainer is a process of "
+                f"`fuser {run_dir / '.lock'}`), or use another --run-dir"
             ) from None
         yield lock.fileno()
 
 
 def begin_record(planned: Plan, trees: dict[str, str], done: int) -> dict[str, Any]:
-    """run.json at the start of a run, or when it goes on after `done` steps.
+    """Content of run.json when a run starts, or resumes after `done` steps.
 
-    Raises UserError if it is of another run.
+    Raises UserError if the existing file belongs to a different run.
     """
     recipe, path = planned.recipe, planned.run_dir / "run.json"
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -356,17 +352,17 @@ def begin_record(planned: Plan, trees: dict[str, str], done: int) -> dict[str, A
                 if old != new:
                     raise UserError(
                         f"{planned.run_dir} holds {done} steps of a run with another {name}: "
-                        "go on with the same, or take another --run-dir"
+                        "continue with the same, or use another --run-dir"
                     )
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise UserError(f"{path} of the run to go on with cannot be read ({e}): take another --run-dir") from None
+            raise UserError(f"{path} of the run to resume cannot be read ({e}): use another --run-dir") from None
         record["attempts"] = before.get("attempts", []) + record["attempts"]
         record["load"] = {step: load for step, load in before.get("load", {}).items() if int(step) <= done}
     return record
 
 
 def _config(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
-    """The recipe's keys, with RUN_DIR for the run's own folder: those of runs in two folders can be compared."""
+    """The recipe's keys, with RUN_DIR for the run's folder, so that runs in different folders can be compared."""
     own = json.dumps(f"{run_dir}/").removesuffix('"')
     config: dict[str, Any] = json.loads(json.dumps(recipe.model_dump()).replace(own, '"RUN_DIR/'))
     return config
@@ -375,7 +371,7 @@ def _config(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
 def tree_ids(recipe: Recipe) -> dict[str, str]:
     """Tree ids of the patched modules. Raises UserError unless exactly the pin set's patches are applied here.
 
-    Off an NPU vllm_ascend need not be installed.
+    vllm_ascend is only required on NPUs.
     """
     pin_set = PinSet(recipe.pin_set)
     absent = set()
@@ -398,7 +394,7 @@ def tree_ids(recipe: Recipe) -> dict[str, str]:
 
 
 def patch_states(pin_set: str, option: str, place: str) -> dict[str, str]:
-    """The state of each module by `patchset status --json`: patched, original, modified, ..."""
+    """The state of each module according to `patchset status --json`: patched, original, modified, ..."""
     only = ["--module", "verl"] if option == "--to" else []
     command = [sys.executable, str(ROOT / "patches" / "patchset"), "status", pin_set, *only, option, place, "--json"]
     status = subprocess.run(command, capture_output=True, text=True)

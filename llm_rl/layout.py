@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a recipe fits its dies, by arithmetic: parallel sizes, memory of rollout and training, waves of requests.
+"""Calculate whether a recipe fits its devices: parallel sizes, memory of rollout and training, waves of requests.
 
-Bytes are counted from the model's shapes, those of HCCL's communicators from the groups of dies
-(llm_rl/communicators.py). Activations and fragmentation are not modelled; RESERVE stands for them, in an engine for its
-communicators too, unless these leave activations less than ACTIVATIONS.
+Memory is calculated from the model's shapes, that of HCCL's communicators from their groups
+(llm_rl/communicators.py). Activations and fragmentation are not modelled but covered by RESERVE. In an engine RESERVE
+also covers its communicators, unless this leaves less than ACTIVATIONS for activations.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from llm_rl.shape import Shape, why_unknown
 
 GIB = 1 << 30
 MAX_NODES = 64
-"""Largest number of hosts that is tried for a layout."""
+"""Maximum number of hosts that is tried for a layout."""
 RESERVE, ACTIVATIONS = 8.0, 4.0
-"""GiB of a die for what is not modelled, in rollout and in training, and for an engine's activations alone;
-assumptions, the two ends of 4 to 8."""
+"""GiB per device for what is not modelled, in rollout and in training, and for an engine's activations alone. They are
+assumptions: the ends of the range 4 to 8."""
 
 OTHER_MODELS = ("reward.reward_model.enable", "reward_model.enable", "distillation.enabled")
-"""Keys with which a release of verl runs a further model."""
+"""Keys that make a release of verl run an additional model."""
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """Memory of a die while it generates, in GiB, and the load of an engine.
+class RolloutMemory:
+    """Memory of a device while it generates, in GiB, and the load of an engine.
 
-    pinned: host memory of a die's weights while the engine sleeps; sequence: KV cache of a sequence of maximum length,
-    worst: of max_num_seqs such sequences; requests: of an engine in a round, served in `waves`.
+    pinned: host memory of a device's weights while the engine sleeps; sequence, worst: KV cache of one sequence of
+    maximum length, and of max_num_seqs of them; requests: requests per engine and round, served in `waves`.
     """
 
     engines: int
@@ -50,11 +50,11 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Training:
-    """Memory of a die while it trains, in GiB.
+class TrainingMemory:
+    """Memory of a device while it trains, in GiB.
 
-    reference: weights of the reference model, if they stay on a die; reference_host: memory of a host for them, if they
-    do not; host: memory of a host for the optimizer state, if it is not on the dies.
+    reference: weights of the reference model if they stay on the device; reference_host: memory per host for them if
+    they do not; host: memory per host for the optimizer state if it is offloaded.
     """
 
     data_parallel: int
@@ -74,7 +74,7 @@ class Training:
 
 
 def fitting_nodes(recipe: Recipe, model: Shape | None = None) -> list[int]:
-    """Values of cluster.nodes up to MAX_NODES that the recipe's parallel sizes and batch divide by."""
+    """Values of cluster.nodes up to MAX_NODES that fit the recipe's parallel sizes and batch sizes."""
     fits = []
     for nodes in range(1, MAX_NODES + 1):
         cluster = recipe.cluster.model_copy(update={"nodes": nodes})
@@ -87,7 +87,7 @@ def fitting_nodes(recipe: Recipe, model: Shape | None = None) -> list[int]:
 
 
 def check_sizes(recipe: Recipe, model: Shape | None) -> None:
-    """UserError unless the parallel sizes divide the dies and the model; it says which numbers of hosts would fit."""
+    """Raise UserError unless the parallel sizes divide the devices and the model; it names the node counts that fit."""
     try:
         _check_sizes(recipe, model)
     except UserError as e:
@@ -105,10 +105,10 @@ def _check_sizes(recipe: Recipe, model: Shape | None) -> None:
 
     def divides(what: str, size: int, of: str, number: int) -> None:
         if number % size:
-            raise UserError(f"{what} is {size}, which does not divide the {of} {number}")
+            raise UserError(f"{what} is {size}, which does not divide the number of {of}, {number}")
 
     divides("rollout.tensor_model_parallel_size x rollout.data_parallel_size", tp * dp, f"{unit}s", rollout_dies)
-    divides("rollout.tensor_model_parallel_size", tp, f"{unit}s of a host", recipe.cluster.dies_per_node)
+    divides("rollout.tensor_model_parallel_size", tp, f"{unit}s per host", recipe.cluster.dies_per_node)
     if ep not in (1, tp * dp):
         raise UserError(f"rollout.expert_parallel_size must be 1 or tensor x data parallel size = {tp * dp}, got {ep}")
     if model:
@@ -135,8 +135,10 @@ def _check_sizes(recipe: Recipe, model: Shape | None) -> None:
                     f"train.{kind}_parallel is Megatron's: leave it at 1 with train.backend {train.backend}"
                 )
     answers = train.ppo_mini_batch_size * rollout.n
-    divides("the training's data parallel size", data_parallel, "answers of a mini batch,", answers)
-    divides("train.ppo_mini_batch_size", train.ppo_mini_batch_size, "train batch", recipe.data.train_batch_size)
+    divides("the training's data parallel size", data_parallel, "answers per mini batch", answers)
+    divides(
+        "train.ppo_mini_batch_size", train.ppo_mini_batch_size, "prompts per train batch", recipe.data.train_batch_size
+    )
 
 
 def _check_stages(recipe: Recipe, model: Shape) -> None:
@@ -145,13 +147,13 @@ def _check_stages(recipe: Recipe, model: Shape) -> None:
     left = model.layers - sum(end or 0 for end in ends)
     if stages < 0 or left < 0 or (left % stages if stages else left):
         raise UserError(
-            f"{model.layers} layers cannot be dealt to {recipe.train.pipeline_parallel} pipeline stages: "
-            "set train.first_stage_layers and train.last_stage_layers so that the others share the rest evenly"
+            f"{model.layers} layers cannot be split into {recipe.train.pipeline_parallel} pipeline stages: set "
+            "train.first_stage_layers and train.last_stage_layers so that the other stages share the rest evenly"
         )
 
 
-def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> Rollout:
-    """Memory of an engine's die; the recipe has cluster.die_memory.
+def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> RolloutMemory:
+    """Memory of an engine's device. The recipe must set cluster.die_memory.
 
     Dense weights are split by tensor parallelism, experts by expert parallelism.
     """
@@ -166,7 +168,7 @@ def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> Rollout:
     token = model.kv_bytes(tp) / GIB
     engines = recipe.rollout_dies // tp
     requests = -(-recipe.data.gen_batch_size * recipe.rollout.n // engines)
-    return Rollout(
+    return RolloutMemory(
         engines=engines,
         weights=weights,
         communicators=of_groups,
@@ -183,7 +185,7 @@ def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> Rollout:
 
 
 def _pinned(recipe: Recipe, model: Shape) -> float:
-    """GiB: a block for each matrix that a die holds, its bytes rounded up to a power of two as torch_npu does."""
+    """GiB of one block per matrix on a device, each rounded up to a power of two bytes as in torch_npu."""
     tp, ep = recipe.rollout.tensor_model_parallel_size, recipe.rollout.expert_parallel_size
     heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
     mlp = model.experts * model.mlp // max(ep, tp) if model.experts else model.mlp // tp
@@ -192,11 +194,14 @@ def _pinned(recipe: Recipe, model: Shape) -> float:
     return sum(1 << (2 * n * model.hidden - 1).bit_length() for n in rows) / GIB
 
 
-def training(recipe: Recipe, model: Shape) -> Training:
-    """FSDP: all states in float32 over all dies. Megatron: bf16 weights and fp32 gradients over tensor x pipeline
-    (experts: expert x expert tensor x pipeline), the distributed optimizer's 12 bytes a parameter over the data
-    parallel dies as well. A reference model has the same weights; between passes FSDP always keeps them in host
-    memory, Megatron if train.param_offload is set."""
+def training(recipe: Recipe, model: Shape) -> TrainingMemory:
+    """Memory of a device while it trains.
+
+    FSDP shards all states in float32 over all devices. Megatron shards bf16 weights and fp32 gradients over tensor x
+    pipeline (experts: expert x expert tensor x pipeline), and the distributed optimizer's 12 bytes per parameter also
+    over data parallel devices. A reference model has the same weights; between passes FSDP always keeps them in host
+    memory, Megatron if train.param_offload is set.
+    """
     nodes, dies = recipe.cluster.nodes, recipe.cluster.dies
     if recipe.train.backend == "megatron":
         tp, pp, cp = (getattr(recipe.train, f"{kind}_parallel") for kind in ("tensor", "pipeline", "context"))
@@ -215,7 +220,7 @@ def training(recipe: Recipe, model: Shape) -> Training:
     off_dies = recipe.train.param_offload or recipe.train.backend != "megatron"
     answers = recipe.train.micro_batch_size or 1
     tokens = recipe.train.max_tokens_per_die or -(-recipe.sequence_length * answers // split)
-    return Training(
+    return TrainingMemory(
         data_parallel=data_parallel,
         weights=weights / GIB,
         gradients=gradients / GIB,
@@ -229,7 +234,7 @@ def training(recipe: Recipe, model: Shape) -> Training:
 
 
 def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
-    """Lines of the table and warnings. Raises UserError if the recipe cannot run."""
+    """The lines of the table, and warnings. Raises UserError if the recipe cannot run."""
     check_sizes(recipe, model)
     dies, dies_per_node, unit = recipe.cluster.dies, recipe.cluster.dies_per_node, recipe.cluster.unit
     tp, dp = recipe.rollout.tensor_model_parallel_size, recipe.rollout.data_parallel_size
@@ -249,52 +254,51 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
         return _lines([*table, ("memory", f"not checked: {reason}")]), []
     roll, train = rollout(recipe, model), training(recipe, model)
     asleep = (
-        f"{dies_per_node * roll.weights:.0f} GiB a host while training, {dies_per_node * roll.pinned:.0f} with what "
-        "pinning adds"
+        f"{dies_per_node * roll.weights:.0f} GiB per host while training, {dies_per_node * roll.pinned:.0f} when pinned"
     )
-    reference = f"{train.reference:.1f} GiB a {unit}; off the {unit}s {train.reference_host:.0f} GiB a host"
+    reference = f"{train.reference:.1f} GiB per {unit}; offloaded: {train.reference_host:.0f} GiB per host"
     groups = (
-        f"{roll.communicators:.1f} GiB a {unit} for the engine's {len(communicators.engine_groups(recipe))}, "
+        f"{roll.communicators:.1f} GiB per {unit} for the engine's {len(communicators.engine_groups(recipe))}, "
         f"{train.communicators:.1f} for the trainer's {len(communicators.trainer_groups(recipe))}"
     )
     table += [
-        (f"  weights a {unit}", f"{roll.weights:.1f} GiB"),
+        (f"  weights per {unit}", f"{roll.weights:.1f} GiB"),
         *([("  weights asleep", asleep)] if recipe.keeps_weights_on_host else []),
         (
-            "  KV left",
+            "  KV cache",
             f"{roll.kv:.1f} of {roll.budget:.1f} GiB, after {RESERVE:g} GiB for communicators and activations",
         ),
-        ("  a full sequence", f"{roll.sequence:.2f} GiB for {recipe.sequence_length} tokens"),
+        ("  full sequence", f"{roll.sequence:.2f} GiB for {recipe.sequence_length} tokens"),
         ("  full sequences that fit", f"{roll.full_sequences:.1f} of {recipe.rollout.max_num_seqs}"),
         ("  mean tokens that fit", f"{roll.mean_tokens:.0f} at {recipe.rollout.max_num_seqs} requests"),
-        ("  requests an engine", f"{roll.requests} a round, in {roll.waves} wave{'s' * (roll.waves > 1)}"),
+        ("  requests per engine", f"{roll.requests} per round, in {roll.waves} wave{'s' * (roll.waves > 1)}"),
         ("training", f"{recipe.train.backend}, data parallel {train.data_parallel}"),
-        ("  weights, gradients", f"{train.weights:.1f} + {train.gradients:.1f} GiB a {unit}"),
-        ("  optimizer", f"{train.optimizer:.1f} GiB a {unit}; off the {unit}s {train.host:.0f} GiB a host"),
+        ("  weights, gradients", f"{train.weights:.1f} + {train.gradients:.1f} GiB per {unit}"),
+        ("  optimizer", f"{train.optimizer:.1f} GiB per {unit}; offloaded: {train.host:.0f} GiB per host"),
         *([("  reference", reference)] if recipe.has_reference else []),
-        ("  logits", f"{train.logits:.1f} GiB a copy in float32"),
+        ("  logits", f"{train.logits:.1f} GiB per copy in float32"),
         *([("communicators", groups)] if train.communicators or roll.communicators else []),
-        ("  in all", f"{train.total:.1f} of {memory:g} GiB, {RESERVE:g} of which are left to activations"),
+        ("  total", f"{train.total:.1f} of {memory:g} GiB, of which activations need {RESERVE:g}"),
     ]
     if roll.kv < roll.sequence:
         needed = roll.weights + RESERVE + roll.sequence
         spread = ": spread the experts over data-parallel ranks" if model.experts and roll.weights > roll.budget else ""
         raise UserError(
             f"the rollout does not fit: weights {roll.weights:.1f}, one full sequence {roll.sequence:.1f} and "
-            f"{RESERVE:g} GiB for activations are {needed:.1f} GiB a {unit} of {roll.budget:.1f} allowed{spread}"
+            f"{RESERVE:g} GiB for activations need {needed:.1f} GiB per {unit} of {roll.budget:.1f} allowed{spread}"
         )
     communicators.check(recipe, model)
     if train.total + RESERVE > memory:
         raise UserError(
-            f"the training does not fit: {train.total:.1f} GiB a {unit} and {RESERVE:g} GiB for activations of "
-            f"{memory:g} GiB: take more {unit}s, or larger parallel sizes"
+            f"the training does not fit: it needs {train.total:.1f} GiB and {RESERVE:g} GiB for activations of "
+            f"{memory:g} GiB per {unit}: use more {unit}s, or larger parallel sizes"
         )
     resident = train.communicators + (0.0 if recipe.train.param_offload else train.weights + train.gradients)
     resident += train.reference + (0.0 if recipe.train.optimizer_offload else train.optimizer)
     if resident + roll.budget > memory and not recipe.separate:
         raise UserError(
             f"rollout and training do not fit together: {resident:.1f} GiB of training state and communicators stay on "
-            f"a {unit} with the engine's {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and "
+            f"each {unit}, and the engine uses {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and "
             "train.optimizer_offload"
         )
     warnings = [
@@ -303,8 +307,8 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
     expected = recipe.rollout.expected_length
     if expected and roll.mean_tokens < expected and roll.requests > roll.full_sequences:
         warnings.append(
-            f"the engine will preempt requests: {recipe.rollout.max_num_seqs} at once leave {roll.mean_tokens:.0f} "
-            f"tokens for each, and {expected} are expected (rollout.expected_length)"
+            f"the engine will preempt requests: {recipe.rollout.max_num_seqs} concurrent requests leave "
+            f"{roll.mean_tokens:.0f} tokens for each, and {expected} are expected (rollout.expected_length)"
         )
     return _lines(table), warnings
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load of the machine by other processes during a run: seconds of two runs compare only if it was low in both."""
+"""Machine load by other processes during a run; times of two runs are comparable only if it was low in both."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import os
 import psutil
 
 BUSY = 0.1
-"""The machine is busy from this share of CPU time taken by other processes, or withheld by the hypervisor (steal)."""
+"""Share of CPU time used by other processes, or stolen by the hypervisor, from which the machine counts as busy."""
 
 
 class Load:
-    """Measures CPU time of all processes but one, this process and their children. An arm of the demo (llm_rl.demo)
-    leaves out those of both arms.
+    """Measures CPU time of all processes except this one, process `pid` and its children. In the demo (llm_rl.demo) the
+    processes of both arms are excluded.
 
-    Call `sample` about twice a second: CPU time that a child takes after the last sample counts as other processes'.
+    Call `sample` about twice a second: CPU time that a child uses after the last sample counts as other processes'.
     """
 
     def __init__(self, pid: int) -> None:
@@ -27,7 +27,7 @@ class Load:
         self._now = self._read()
 
     def take(self) -> dict[str, float]:
-        """Shares of the machine's CPU time since the last call: `others` of other processes, `steal` withheld."""
+        """Shares of the machine's CPU time since the previous call: `others` (other processes) and `steal`."""
         self.sample()
         total, busy, steal, ours = (now - before for now, before in zip(self._now, self._before, strict=True))
         self._before = self._now
@@ -49,12 +49,12 @@ class Load:
                 pass
         cpu = psutil.cpu_times()
         steal = getattr(cpu, "steal", 0.0)
-        guest = getattr(cpu, "guest", 0.0) + getattr(cpu, "guest_nice", 0.0)  # in user and nice as well
+        guest = getattr(cpu, "guest", 0.0) + getattr(cpu, "guest_nice", 0.0)  # also counted in user and nice
         idle = cpu.idle + getattr(cpu, "iowait", 0.0)
         total = sum(cpu) - guest
         return total, total - idle - steal, steal, sum(self._ours.values())
 
 
 def busy(load: dict[str, float]) -> bool:
-    """Whether shares of `Load.take` say that the machine was busy with other work."""
+    """Whether shares from `Load.take` mean that the machine was busy with other work."""
     return max(load["others"], load["steal"]) >= BUSY

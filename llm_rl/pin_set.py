@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between pin sets for a recipe: versions, tree ids and variables, in patches/NAME/pins.toml, and what its
-release of verl needs, in llm_rl/verl_releases:
+"""What differs between pin sets for a recipe: versions, tree ids and variables in patches/NAME/pins.toml, and the needs
+of its verl release in llm_rl/verl_releases:
 
 v0_9_1.toml  key map (llm_rl/key_map.py), and plain values
-v0_9_1.py    what takes arithmetic or a search, as three functions of a llm_rl.recipe.Recipe:
+v0_9_1.py    three functions of a llm_rl.recipe.Recipe:
              check(recipe)                   raises ValueError, one sentence, for a recipe that this verl cannot run
-             derive(recipe) -> dict          settings of verl that follow from several keys, by verl's name; a leading +
-                                             adds a key that verl's configuration has not
-             entry_point(recipe, verl) -> llm_rl.entry_point.EntryPoint, of the installed package's folder; raises
-                                             ValueError with one sentence where verl's trainer is not there
+             derive(recipe) -> dict          settings that follow from several keys, by verl's names; a leading + adds a
+                                             key that verl's configuration does not have
+             entry_point(recipe, verl) -> llm_rl.entry_point.EntryPoint; verl: folder of the installed package; raises
+                                             ValueError with one sentence if verl's trainer is missing
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ RELEASES = ROOT / "llm_rl" / "verl_releases"
 class PinSet:
     """A pin set as recipes use it.
 
-    name: of its folder; pins: pins.toml; verl: name and version of its verl; keys: its key map; environment: variables
-    of all processes; collective_timeout: seconds that a collective of an NPU waits in a step at most; speculation: the
-    beginning of the names of the engine's speculative_config; speculation_on: other settings that it needs.
+    name: name of its folder; pins: pins.toml; verl: name and version of its verl; keys: key map; environment: variables
+    of all processes; collective_timeout: seconds that a collective of an NPU waits within a step at most; speculation:
+    prefix of verl's keys for the engine's speculative_config; speculation_on: other settings for speculation.
     """
 
     def __init__(self, name: str) -> None:
         if not (known := names()):
-            raise UserError(f"{ROOT} holds no patches: call llm_rl in a checkout of the repository")
+            raise UserError(f"{ROOT} has no patches: run llm_rl in a checkout of the repository")
         if name not in known:
             raise UserError(f"pin_set must be one of {', '.join(known)}, got {name!r}")
         self.name = name
@@ -58,7 +58,7 @@ class PinSet:
         self.keys = KeyMap(path, facts)
 
     def check(self, recipe: Recipe) -> None:
-        """UserError for a recipe that this pin set cannot run."""
+        """Raise UserError for a recipe that this pin set cannot run."""
         try:
             self._functions.check(recipe)
         except ValueError as e:
@@ -74,10 +74,10 @@ class PinSet:
                 )
 
     def _check_verl_key(self, name: str, others: list[PinSet]) -> None:
-        """UserError for a key under `verl:` that a key of the recipe sets, or that only other releases have."""
+        """Raise UserError for a key under `verl:` that a key of the recipe sets, or that only other releases have."""
         bare = name.replace("+", "")
         if key := self.keys.recipe_key(bare):
-            raise UserError(f"verl.{name} is what {key} sets: use that")
+            raise UserError(f"verl.{name} is set by {key}: use that")
         for other in others:
             key = other.keys.recipe_key(bare)
             if key or (self.keys.lacks(bare) and not other.keys.lacks(bare)):
@@ -86,22 +86,22 @@ class PinSet:
                     + (f": use {key}" if key else "")
                 )
         if self.keys.lacks(bare):
-            raise UserError(f"verl.{name} is no key of {self.verl}")
+            raise UserError(f"verl.{name} is not a key of {self.verl}")
 
     def settings(self, recipe: Recipe) -> dict[str, Any]:
-        """verl's settings, by verl's names, that the recipe's keys are or that the pin set derives from them."""
+        """verl's settings, by verl's names, that correspond to the recipe's keys or are derived from them."""
         return self.keys.settings(recipe) | self._functions.derive(recipe)
 
     def entry_point(self, recipe: Recipe) -> EntryPoint:
-        """How verl is started. Raises UserError unless this environment has the pin set's verl."""
+        """The entry point of verl. Raises UserError unless this environment has the pin set's verl."""
         try:
             installed = f"verl {importlib.metadata.version('verl')}"
         except importlib.metadata.PackageNotFoundError:
             installed = "no verl"
         if installed != self.verl:
             raise UserError(
-                f"{sys.prefix} has {installed}, and pin set {self.name} is {self.verl}: set PIN={self.name} or PYTHON "
-                "for the script, to start the pin set's own environment"
+                f"{sys.prefix} has {installed}, but pin set {self.name} needs {self.verl}: set PIN={self.name} or "
+                "PYTHON for the script, to use the pin set's environment"
             )
         try:
             return self._functions.entry_point(recipe, self.verl_package())

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Prometheus reads of a run: a file of metrics for node exporter, and the list of engines to ask.
+"""Publish a run for Prometheus: a file of metrics for node exporter, and the list of engines to scrape.
 
-Both are in the folder that $SAM_RL_METRICS names. The playbooks set it and create the folder when monitoring is
-switched on; while there is none nothing is written.
+Both go to the folder $SAM_RL_METRICS. The playbooks set this variable and create the folder if monitoring is enabled;
+without the folder nothing is written.
 
-<run>.prom    every number of the last line of verl's step log as a gauge under verl's name, `timing_s/gen` as
-              `verl_timing_s_gen`, and its step as `verl_training_step`
+<run>.prom    every number of the last line of verl's step log as a gauge named as in verl (`timing_s/gen` becomes
+              `verl_timing_s_gen`), and its step as `verl_training_step`
 <run>.json    the rollout's servers, for a file_sd_config; verl writes their addresses to prometheus.yml in the run's
-folder
+              folder
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ ENV = "SAM_RL_METRICS"
 
 
 def folder() -> Path | None:
-    """Where runs publish, or None."""
+    """The folder that runs publish to, or None."""
     named = os.environ.get(ENV)
     return Path(named) if named and Path(named).is_dir() else None
 
 
 def verl_file(run_dir: Path) -> Path:
-    """Where verl writes its configuration of Prometheus."""
+    """The file that verl writes its Prometheus configuration to."""
     return run_dir / "prometheus.yml"
 
 
 @contextmanager
 def published(run_dir: Path) -> Iterator[Callable[[Sequence[Mapping[str, Any]]], None]]:
-    """What publishes the last of a run's steps so far, and its engines; both are withdrawn when the block ends.
+    """Yields a function that publishes the latest of a run's steps, and its engines; both are removed at the end.
 
-    A folder that cannot be written is a warning, and the run goes on.
+    If the folder cannot be written, a warning is printed and the run continues.
     """
     if (place := folder()) is None:
         yield lambda steps: None
@@ -70,7 +70,7 @@ def published(run_dir: Path) -> Iterator[Callable[[Sequence[Mapping[str, Any]]],
             for path in (metrics, engines, source):
                 path.unlink(missing_ok=True)
 
-    withdraw()  # what a killed run has left
+    withdraw()  # left by a killed run
     try:
         yield publish
     finally:
@@ -78,7 +78,7 @@ def published(run_dir: Path) -> Iterator[Callable[[Sequence[Mapping[str, Any]]],
 
 
 def exposition(run: str, step: Mapping[str, Any]) -> str:
-    """A line of verl's step log in Prometheus' text format."""
+    """A line of verl's step log in Prometheus's text format."""
     values = {"verl_training_step": step["step"]}
     for name, value in step["data"].items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -88,7 +88,7 @@ def exposition(run: str, step: Mapping[str, Any]) -> str:
 
 
 def addresses(file: Path) -> list[str]:
-    """The rollout's servers in the configuration that verl has written; empty while it is not there completely."""
+    """The rollout's servers in the configuration that verl writes; empty while it is missing or incomplete."""
     try:
         jobs = yaml.safe_load(file.read_text())["scrape_configs"]
         return next(job["static_configs"][0]["targets"] for job in jobs if job["job_name"] == "rollout")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe: a typed, frozen object that is validated once. llm_rl/config.py reads it from files.
 
-The descriptions of the fields are the reference of a recipe's keys. What the keys are to verl is in the pin set's
-folder (llm_rl/pin_set.py).
+The field descriptions are the reference of a recipe's keys. llm_rl/pin_set.py says where they are mapped to verl's.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 Backend = Literal["fsdp", "fsdp2", "megatron"]
 
 RepositoryPath = Annotated[str, AfterValidator(lambda path: str((ROOT / path).resolve()))]
-"""A path; one that is not absolute is relative to the repository."""
+"""A path, absolute or relative to the repository."""
 Number = int | float
-"""An integer stays one, so that verl gets it as the file has it."""
+"""An integer stays an integer, so that verl gets it as written."""
 
 
 class Section(BaseModel):
@@ -52,9 +51,11 @@ class Data(Section):
     )
     max_prompt_length: int = Field(ge=1, description="maximum tokens of a prompt")
     max_response_length: int = Field(ge=1, description="maximum tokens of an answer")
-    truncation: Literal["left", "right", "middle", "error"] = Field(description="how longer prompts are cut, or error")
+    truncation: Literal["left", "right", "middle", "error"] = Field(
+        description="how longer prompts are truncated, or error"
+    )
     filter_overlong_prompts: bool = Field(description="drop longer prompts before training")
-    shuffle: bool = Field(description="shuffle the prompts, by the seed")
+    shuffle: bool = Field(description="shuffle the prompts according to the seed")
 
 
 class Overlong(Section):
@@ -85,14 +86,14 @@ class Rollout(Section):
     temperature: Number = Field(ge=0, description="sampling temperature")
     top_p: Number = Field(ge=0, description="nucleus sampling")
     top_k: int = Field(ge=-1, description="top-k sampling; -1: all tokens")
-    tensor_model_parallel_size: int = Field(ge=1, description="dies that share an engine's weights")
+    tensor_model_parallel_size: int = Field(ge=1, description="devices that share an engine's weights")
     data_parallel_size: int = Field(ge=1, description="engines that share the experts of one model")
     expert_parallel_size: int = Field(
-        ge=1, description="dies that share the experts: 1, or tensor times data parallel size"
+        ge=1, description="devices that share the experts: 1, or tensor times data parallel size"
     )
     max_num_seqs: int = Field(ge=1, description="maximum number of requests that an engine runs at once")
     max_num_batched_tokens: int = Field(ge=1, description="maximum tokens per engine step")
-    gpu_memory_utilization: Number = Field(ge=0, description="share of a die's memory that the engine may use")
+    gpu_memory_utilization: Number = Field(ge=0, description="share of a device's memory that the engine may use")
     enforce_eager: bool = Field(description="eager mode, without captured graphs")
     expected_length: int | None = Field(
         None, ge=1, description="expected mean tokens of prompt and answer, for the layout's warning of preemption"
@@ -104,28 +105,28 @@ class Rollout(Section):
 
 class Train(Section):
     backend: Backend = Field(description="how the training state is sharded")
-    tensor_parallel: int = Field(ge=1, description="Megatron only: dies that share each layer")
+    tensor_parallel: int = Field(ge=1, description="Megatron only: devices that share each layer")
     pipeline_parallel: int = Field(ge=1, description="Megatron only: stages of layers")
-    context_parallel: int = Field(ge=1, description="Megatron only: dies that share a sequence")
-    expert_parallel: int = Field(ge=1, description="Megatron only: dies that share the experts")
-    expert_tensor_parallel: int = Field(ge=1, description="Megatron only: dies that share an expert")
+    context_parallel: int = Field(ge=1, description="Megatron only: devices that share a sequence")
+    expert_parallel: int = Field(ge=1, description="Megatron only: devices that share the experts")
+    expert_tensor_parallel: int = Field(ge=1, description="Megatron only: devices that share an expert")
     first_stage_layers: int | None = Field(
-        None, ge=1, description="Megatron only: layers of the first stage; null: as many as the others"
+        None, ge=1, description="Megatron only: layers of the first stage; null: the same as the other stages"
     )
     last_stage_layers: int | None = Field(
-        None, ge=1, description="Megatron only: layers of the last stage; null: as many as the others"
+        None, ge=1, description="Megatron only: layers of the last stage; null: the same as the other stages"
     )
-    sequence_parallel: int = Field(ge=1, description="FSDP only: dies that share a sequence (Ulysses)")
+    sequence_parallel: int = Field(ge=1, description="FSDP only: devices that share a sequence (Ulysses)")
     param_offload: bool = Field(description="move parameters and gradients to host memory between updates")
     optimizer_offload: bool = Field(description="move the optimizer state to host memory between updates")
     recompute: bool = Field(description="recompute activations in the backward pass")
     torch_compile: bool = Field(description="compile the training step")
     ppo_mini_batch_size: int = Field(ge=1, description="prompts per update")
     micro_batch_size: int | None = Field(
-        None, ge=1, description="answers per die and forward pass; null with train.max_tokens_per_die"
+        None, ge=1, description="answers per device and forward pass; null with train.max_tokens_per_die"
     )
     max_tokens_per_die: int | None = Field(
-        None, ge=1, description="tokens per die and forward pass, filled with answers; null with train.micro_batch_size"
+        None, ge=1, description="maximum tokens per device and forward pass; null with train.micro_batch_size"
     )
     lr: Number = Field(ge=0, description="learning rate")
     lr_warmup_steps: int = Field(ge=0, description="warm-up steps of the learning rate")
@@ -136,7 +137,7 @@ class Train(Section):
 Mode = Literal["sync", "colocate_async", "separate_async", "one_step_off", "fully_async"]
 MODES = get_args(Mode)
 SEPARATE = MODES[2:]
-"""Modes of verl's trainer in which other hosts generate than those that train."""
+"""Modes of verl's trainer that generate and train on different hosts."""
 
 
 class Trainer(Section):
@@ -160,7 +161,9 @@ class Checkpoints(Section):
     every: int = Field(
         ge=0, description="training steps between checkpoints; 0: none, so a broken run starts from step 1"
     )
-    keep: int = Field(ge=2, description="newest checkpoints to keep, and as many from before the last start")
+    keep: int = Field(
+        ge=2, description="number of newest checkpoints to keep; the same number is kept from before the latest start"
+    )
     write_rate: Number | None = Field(
         None, ge=0.001, description="GB/s that all hosts together write to the run's folder; null: not measured"
     )
@@ -189,12 +192,12 @@ class Cluster(Section):
 
     @property
     def unit(self) -> str:
-        """What users call a device."""
+        """The users' word for a device."""
         return {"npu": "die", "cuda": "GPU", "cpu": "device"}[self.device]
 
 
 class Recipe(Section):
-    """All settings of a run. Mappings of plain values hold keys that others define."""
+    """All settings of a run. Fields of type dict hold keys that vLLM, Ray, verl or sam_core define."""
 
     name: str = Field(description="name of the recipe, and of its run folder")
     profile: Literal["article", "recommended"] | None = Field(
@@ -207,8 +210,8 @@ class Recipe(Section):
         Literal["off", SwitchName],
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads a bare `off` as false
     ] = Field(
-        description="speculation; batch: while at most sam_options.threshold requests run; auto: as many draft tokens "
-        "as pay off in each step"
+        description="speculation; batch: while at most sam_options.threshold requests run; auto: in each step the "
+        "number of draft tokens that pays off"
     )
     model: Model
     data: Data
@@ -219,11 +222,11 @@ class Recipe(Section):
     checkpoints: Checkpoints
     cluster: Cluster
     sam_options: dict[str, Any]
-    """k: tokens a draft; the others are sam_core.options.Options."""
+    """k: tokens per draft; the other keys are those of sam_core.options.Options."""
     env: dict[str, Any]
     """Environment variables of all processes."""
     local_ray: dict[str, Any]
-    """Arguments of ray.init for a Ray that the run starts."""
+    """Arguments of ray.init if the run starts its own Ray."""
     verl: dict[str, Any]
     """verl's own keys."""
 
@@ -240,23 +243,23 @@ class Recipe(Section):
 
     @property
     def separate(self) -> bool:
-        """Whether other hosts generate than those that train."""
+        """Whether generation and training run on different hosts."""
         return self.trainer.mode in SEPARATE
 
     @property
     def hosts(self) -> int:
-        """Hosts that train, and those that only generate."""
+        """Number of hosts that train or generate."""
         return self.cluster.nodes + (self.cluster.rollout_nodes if self.separate else 0)
 
     @property
     def rollout_dies(self) -> int:
-        """Devices that generate."""
+        """Number of devices that generate."""
         cluster = self.cluster
         return cluster.rollout_nodes * cluster.dies_per_node if self.separate else cluster.dies
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of the longest prompt and answer."""
+        """Maximum tokens of prompt and answer together."""
         return self.data.max_prompt_length + self.data.max_response_length
 
     @property
@@ -266,24 +269,24 @@ class Recipe(Section):
 
     @property
     def has_reference(self) -> bool:
-        """Whether verl keeps the initial model, as the reference of a KL divergence; with LoRA it is in the actor."""
+        """Whether verl keeps the initial model as the reference of a KL divergence; with LoRA the actor contains it."""
         lora = ("lora_rank", "lora.rank", "lora_adapter_path")
         if any(self.verl_keys.get(f"actor_rollout_ref.model.{key}") for key in lora):
             return False
         return self.algorithm.use_kl_loss or self.algorithm.use_kl_in_reward
 
     def history(self, run_dir: Path) -> str | None:
-        """Folder in which the engines' history outlives the run; by default only runs with checkpoints have one."""
+        """Folder that keeps the engines' history after the run; by default only runs with checkpoints have one."""
         if self.sam == "off" or "history" not in self.options.sources:
             return None
         return self.options.history or (f"{run_dir}/history" if self.checkpoints.every else None)
 
     @property
     def keeps_weights_on_host(self) -> bool:
-        """Whether the engines' weights are in their host's memory while the actor trains.
+        """Whether the engines' weights are in host memory while the actor trains.
 
-        verl then puts an engine to sleep: on NPUs at level 1, which keeps the weights; on GPUs at level 2, which drops
-        them.
+        Meanwhile verl puts the engines to sleep: on NPUs at level 1, which keeps the weights; on GPUs at level 2, which
+        drops them.
         """
         keys = ("free_cache_engine", "enable_sleep_mode")
         return (
@@ -295,7 +298,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _check_sam(self) -> Recipe:
         if "k" not in self.sam_options:
-            raise ValueError("sam_options does not set k, the tokens a draft")
+            raise ValueError("sam_options does not set k, the tokens per draft")
         if "switch" in self.sam_options:
             raise ValueError("the switch is chosen by sam=off, sam=batch or sam=auto, not in sam_options")
         try:
@@ -306,7 +309,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check_together(self) -> Recipe:
-        """Keys that exclude or need each other; llm_rl/layout.py checks what depends on the number of dies."""
+        """Check keys that exclude or need each other; llm_rl/layout.py checks what depends on the number of devices."""
         if (self.train.micro_batch_size is None) == (self.train.max_tokens_per_die is None):
             raise ValueError("set one of train.micro_batch_size and train.max_tokens_per_die, and the other to null")
         if self.algorithm.adv_estimator == "gae" or self.verl_keys.get("critic.enable"):
@@ -325,7 +328,7 @@ class Recipe(Section):
             if not 1024 <= first <= last <= 65535 or last - first + 1 < 2 * processes:
                 raise ValueError(
                     f"cluster.hccl_ports is {ports}, a host has {processes} processes with HCCL (a trainer and an "
-                    "engine for each die), and a run that just ended may hold as many: give it at least "
+                    "engine for each die), and a run that just ended may still hold its ports: give it at least "
                     f"{2 * processes} ports from 1024 to 65535"
                 )
         rounds = self.algorithm.max_num_gen_batches if self.algorithm.filter_groups else 1
@@ -351,10 +354,10 @@ class Recipe(Section):
 
 @dataclass(frozen=True)
 class Key:
-    """What a key of a recipe may be.
+    """The values that a key of a recipe may have.
 
-    kind: int, float, bool, str, list, dict, or a tuple of the words that are allowed; min_value: the smallest number
-    allowed; optional: null is allowed.
+    kind: int, float, bool, str, list, dict, or a tuple of the allowed words; min_value: the smallest allowed number;
+    optional: whether null is allowed.
     """
 
     name: str
@@ -365,7 +368,7 @@ class Key:
 
     @property
     def expected(self) -> str:
-        """The values that are allowed, for an error message."""
+        """The allowed values, for an error message."""
         if isinstance(self.kind, tuple):
             return f"one of {', '.join(self.kind)}"
         bound = "" if self.min_value is None else f" of at least {self.min_value:g}"
@@ -374,7 +377,7 @@ class Key:
 
 
 def section_of(field: Any) -> type[Section] | None:
-    """The group of keys that a field is, or None."""
+    """The class of a field that is a group of keys, else None."""
     return field.annotation if isinstance(field.annotation, type) and issubclass(field.annotation, Section) else None
 
 
@@ -392,13 +395,13 @@ def _keys(section: type[Section], prefix: str = "") -> Iterator[Key]:
 
 
 KEYS = {key.name: key for key in _keys(Recipe)}
-"""The keys of a recipe by dotted name, in the order in which verl gets them."""
+"""The keys of a recipe by dotted name, in the order in which they are passed to verl."""
 MAPPINGS = tuple(name for name, key in KEYS.items() if key.kind is dict)
-"""Keys that hold mappings, whose keys others define."""
+"""Keys that hold mappings whose keys vLLM, Ray, verl or sam_core define."""
 
 
 def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted path and value of each leaf; a + on any key of a path marks the whole path as an addition to verl's."""
+    """Dotted path and value of each leaf; a + on any key of a path marks the path as an addition to verl's keys."""
     for key, value in node.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{prefix}{key}.")
@@ -408,14 +411,14 @@ def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def unknown(name: str) -> str:
-    """The sentence about a key that is none of a recipe's."""
+    """An error message about an unknown key."""
     last = name.rpartition(".")[2]
 
     def likeness(known: str) -> float:
         whole, part = (
             difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, known), (last, known.rpartition(".")[2]))
         )
-        return max(whole, part - 0.2)  # a word in another group must be more alike
+        return max(whole, part - 0.2)  # a key in another group must be more similar
 
     nearest = max(KEYS, key=likeness)
     hint = f": is {nearest} meant?" if likeness(nearest) > 0.6 else "; docs/recipe-keys.md lists the keys"
@@ -423,7 +426,7 @@ def unknown(name: str) -> str:
 
 
 def validate(values: dict[str, Any], origin: str) -> Recipe:
-    """The recipe with these values. Raises UserError for the first wrong one. origin: where the values come from."""
+    """The recipe with these values. Raises UserError for the first invalid one. origin: where the values come from."""
     try:
         return Recipe.model_validate(values)
     except ValidationError as e:

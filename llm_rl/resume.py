@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resume a broken run: from its newest complete checkpoint whose step is in the log, with logs cut at that step.
+"""Resume an interrupted run from its newest complete checkpoint whose step is logged, and cut the logs at that step.
 
-A checkpoint is complete when it has the files of all ranks, the kinds of files that other checkpoints of the run have,
+A checkpoint is complete if it has the files of all ranks, the kinds of files that other checkpoints of the run have,
 and the file that verl writes last.
 
 A run may be killed at any time: while verl writes its tracker file, a checkpoint or a line of a log, or between a
-checkpoint and the line of its step. Everything after the step to resume from is removed and done again, so each log has
+checkpoint and the line of its step. Everything after the step to resume from is removed and repeated, so each log has
 each step once.
 """
 
@@ -28,12 +28,12 @@ from llm_rl.steps import TIMES, numbers
 TRACKER = "latest_checkpointed_iteration.txt"
 TOKENS = "rollout/spec/tokens"
 SHARD = re.compile(r"actor/(model|optim|extra_state)_world_size_(\d+)_rank_\d+\.pt")
-"""FSDP's files, one of each kind a rank."""
+"""FSDP's files: one of each kind per rank."""
 MEGATRON = re.compile(
     r"actor/(ckpt_contents\.json|(\w+/)?dist_ckpt/(\.metadata|metadata\.json)"
     r"|(model/)?huggingface/(config\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?))"
 )
-"""Megatron's files, but for its shards: in folders of actor/ since verl 0.9.1. The weights are those of huggingface/,
+"""Megatron's files except its shards; since verl 0.9.1 they are in folders of actor/. The weights are in huggingface/,
 whose index may name files that verl never writes."""
 
 
@@ -41,8 +41,8 @@ whose index may name files that verl never writes."""
 class Checkpoint:
     """A folder global_step_N.
 
-    missing: a file that it lacks, None if it is complete; finished: whether it has the file that verl writes last;
-    ranks: how many wrote it with FSDP, None without FSDP's files.
+    missing: a missing file, None if it is complete; finished: whether it has the file that verl writes last; ranks:
+    number of FSDP ranks that wrote it, None without FSDP's files.
     """
 
     step: int
@@ -52,15 +52,15 @@ class Checkpoint:
 
 
 def read_steps(path: Path) -> list[dict]:
-    """The training steps in verl's step log, each with all numbers in the complete lines of its step.
+    """The finished training steps in verl's step log, each with all numbers of its lines.
 
-    A trainer may log in parts, and before its first step. Raises UserError if a line is not verl's.
+    A trainer may log a step in several lines, and before its first step. Raises UserError if a line is not verl's.
     """
     steps: dict[int, dict] = {}
     ended = set()
     for number, (_, row) in enumerate(_complete_lines(path), 1):
         if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not isinstance(row.get("data"), dict):
-            raise UserError(f"{path}, line {number}, is not a line of verl's log: repair it, or take another --run-dir")
+            raise UserError(f"{path}, line {number}, is not a line of verl's log: repair it, or use another --run-dir")
         steps.setdefault(row["step"], {"step": row["step"], "data": {}})["data"].update(numbers(row["data"]))
         if TIMES in row["data"]:
             ended.add(row["step"])
@@ -70,8 +70,8 @@ def read_steps(path: Path) -> list[dict]:
 def checkpoints(run_dir: Path) -> list[Checkpoint]:
     """The checkpoints of a run, in order of their steps.
 
-    Which files they have depends on verl's release and settings, but not on the step: each needs what another has.
-    verl writes data.pt after all others. It removes an old checkpoint except for data.pt.
+    Their files depend on verl's release and settings but not on the step, so each needs the kinds of files that any
+    other has. verl writes data.pt last, and keeps data.pt when it removes an old checkpoint.
     """
     folders = {
         int(number): path
@@ -92,7 +92,8 @@ def checkpoints(run_dir: Path) -> list[Checkpoint]:
 def _read(step: int, folder: Path, names: list[str] | None, kinds: list[str], others: set[str]) -> Checkpoint:
     """Read a checkpoint.
 
-    names: its files, None if it is not finished; kinds: of FSDP's files, that it needs; others: further files, as well.
+    names: its files, None if it is not finished; kinds: kinds of FSDP's files that it needs; others: other files that
+    it needs.
     """
     if names is None:
         return Checkpoint(step, "data.pt", False, None)
@@ -118,15 +119,15 @@ def _of_megatron(folder: Path, part: str) -> list[str]:
 
 
 def _whole(path: Path) -> bool:
-    """Whether a file is there and, if its format tells, has not been cut off.
+    """Whether a file exists and, if its format can tell, is not truncated.
 
-    Raises OSError if it cannot be read: it is not lost then, and nothing is removed.
+    Raises OSError if it cannot be read: it may still be intact, so nothing must be removed.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
         if path.suffix == ".pt":
-            zipfile.ZipFile(path).close()  # what torch.save writes ends in a table of contents
+            zipfile.ZipFile(path).close()  # a file of torch.save ends with a table of contents
         elif path.suffix == ".safetensors":
             with safe_open(path, framework="np"):  # compares the length with the header
                 pass
@@ -138,7 +139,7 @@ def _whole(path: Path) -> bool:
 
 
 def incomplete(found: list[Checkpoint], after: int) -> list[str]:
-    """A sentence for each incomplete checkpoint of a step after `after`."""
+    """A sentence for each incomplete checkpoint after step `after`."""
     return [
         f"the checkpoint of step {checkpoint.step} is not complete: it lacks {checkpoint.missing}"
         for checkpoint in found
@@ -147,10 +148,10 @@ def incomplete(found: list[Checkpoint], after: int) -> list[str]:
 
 
 def point(run_dir: Path, found: list[Checkpoint], every: int, ranks: int | None = None) -> int:
-    """The step after which a run resumes, 0: from its start.
+    """The step after which a run resumes; 0: from the start.
 
-    found: the run's checkpoints; every: training steps between checkpoints, 0: no checkpoints; ranks: dies that train
-    with FSDP, None with Megatron.
+    found: the run's checkpoints; every: training steps between checkpoints, 0: no checkpoints; ranks: devices that
+    train with FSDP, None with Megatron.
     Raises UserError if log and checkpoints do not belong together, or if the run cannot resume and would lose steps.
     """
     logged = 0
@@ -163,18 +164,18 @@ def point(run_dir: Path, found: list[Checkpoint], every: int, ranks: int | None 
     if finished and not every:
         raise UserError(
             f"{run_dir} has a checkpoint of step {finished[-1].step}, which a run without checkpoints would remove: "
-            "set checkpoints.every to go on from it, or take another --run-dir"
+            "set checkpoints.every to resume from it, or use another --run-dir"
         )
     if usable and usable[-1].step > logged + every:
         raise UserError(
-            f"{run_dir} has a checkpoint of step {usable[-1].step}, but its steps.jsonl ends at step {logged}: put the "
-            "log back, or take another --run-dir"
+            f"{run_dir} has a checkpoint of step {usable[-1].step}, but its steps.jsonl ends at step {logged}: restore "
+            "the log, or use another --run-dir"
         )
     usable = [checkpoint for checkpoint in usable if checkpoint.step <= logged]
     if finished and not usable and (lost := finished[-1]).missing:
         raise UserError(
-            f"{run_dir} has no complete checkpoint, as that of step {lost.step} lacks {lost.missing}: put it back (all "
-            "hosts must share the run's folder), or take another --run-dir"
+            f"{run_dir} has no complete checkpoint, as that of step {lost.step} lacks {lost.missing}: restore this "
+            "file (all hosts must share the run's folder), or use another --run-dir"
         )
     if not usable:
         return 0
@@ -182,7 +183,7 @@ def point(run_dir: Path, found: list[Checkpoint], every: int, ranks: int | None 
     if ranks and newest.ranks not in (None, ranks):
         raise UserError(
             f"{run_dir} has an FSDP checkpoint of world size {newest.ranks}, which the recipe's world size {ranks} "
-            f"cannot load: set cluster.nodes x cluster.dies_per_node to {newest.ranks}, or take another --run-dir"
+            f"cannot load: set cluster.nodes x cluster.dies_per_node to {newest.ranks}, or use another --run-dir"
         )
     return newest.step
 
@@ -190,8 +191,8 @@ def point(run_dir: Path, found: list[Checkpoint], every: int, ranks: int | None 
 def rewind(run_dir: Path, found: list[Checkpoint], step: int, keep: int) -> None:
     """Cut the logs after `step`, remove checkpoints and rewrite verl's tracker.
 
-    Of the checkpoints found stay the `keep` newest complete ones that are not later than `step`. The engines' history
-    stays, unless the run starts from step 0. A second call changes nothing.
+    Keeps the `keep` newest complete checkpoints up to `step`, and the engines' history unless `step` is 0. A second
+    call changes nothing.
     """
     steps = read_steps(run_dir / "steps.jsonl")[:step]
     _truncate_engine_logs(run_dir, sum(entry["data"].get(TOKENS, 0) for entry in steps))
@@ -205,28 +206,28 @@ def rewind(run_dir: Path, found: list[Checkpoint], step: int, keep: int) -> None
         if folder.name not in {f"global_step_{n}" for n in stay}:
             aside = folder.with_name(re.sub("^global_step", "removed", folder.name))
             shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)  # so that a kill during the removal leaves nothing that looks complete
+            folder.rename(aside)  # if killed during the removal, nothing looks complete
     for folder in saved.glob("removed_*"):
         shutil.rmtree(folder, ignore_errors=True)
     if step:
         _write(saved / TRACKER, [str(step)], end="")
     else:
         (saved / TRACKER).unlink(missing_ok=True)
-        _empty(run_dir / "history")  # a run from the start must not profit from the one before
+        _empty(run_dir / "history")  # a run from the start must not profit from an earlier one
 
 
 def _empty(history: Path) -> None:
-    """Remove all files but locks, which an engine of the previous run may still hold."""
+    """Remove all files except locks, which an engine of the previous run may still hold."""
     for path in history.rglob("*"):
         if path.is_file() and path.name != "lock":
             path.unlink(missing_ok=True)
 
 
 def _truncate_engine_logs(run_dir: Path, tokens: int) -> None:
-    """Keep the engine steps of all replicas up to `tokens` tokens, in order of time.
+    """Keep the first engine steps of all replicas, in order of time, that together have `tokens` tokens.
 
-    They are those of the training steps that stay. In a row, item 0 is the time and item 3 the tokens. No replica
-    generates between two training steps.
+    These belong to the training steps that are kept, as no replica generates between two training steps. Item 0 of a
+    row is the time, item 3 the tokens.
     """
     files = {path: list(_complete_lines(path)) for path in sorted(run_dir.glob("engine-*.jsonl"))}
     rows = sorted((row[0], path, i, row[3]) for path, lines in files.items() for i, (_, row) in enumerate(lines))
@@ -241,13 +242,13 @@ def _truncate_engine_logs(run_dir: Path, tokens: int) -> None:
 
 
 def _complete_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Lines up to the last newline, with their JSON; a kill can leave an incomplete one after it. Raises UserError."""
+    """Complete lines and their JSON; a killed run may leave an incomplete last line. Raises UserError."""
     lines = path.read_bytes().decode(errors="replace").split("\n")[:-1] if path.is_file() else []
     for number, line in enumerate(lines, 1):
         try:
             yield line, json.loads(line)
         except ValueError:
-            raise UserError(f"{path}, line {number}, is not JSON: repair it, or take another --run-dir") from None
+            raise UserError(f"{path}, line {number}, is not JSON: repair it, or use another --run-dir") from None
 
 
 def _write(path: Path, lines: list[str], end: str = "\n") -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reward of an answer, by one rule in all pin sets: verl 0.6.1's, and by the article's figures the article's.
+"""The reward of an answer, by one rule in all pin sets: that of verl 0.6.1 and, judging by its figures, the article.
 
-verl 0.9.1 also takes what stands in \\boxed{} where a mathematical answer has no line "Answer:", so untrained models
+If a mathematical answer has no line "Answer:", verl 0.9.1 also accepts the content of \\boxed{}, so untrained models
 start from a higher reward.
 """
 
@@ -20,11 +20,11 @@ from llm_rl.errors import UserError
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, **others: Any) -> dict[str, Any] | float:
-    """What verl's default_compute_score returns, for sources of math_dapo without regard to \\boxed{}.
+    """verl's default_compute_score, but without \\boxed{} for the sources of math_dapo.
 
     Returns:
-        score: 1.0 or -1.0; acc: whether the answer is right; pred: the answer as it was found. Other sources: as verl
-        has it.
+        For these sources: score (1.0 or -1.0), acc (whether the answer is right) and pred (the answer that was found).
+        For other sources: verl's result.
     """
     if not of_math_dapo(data_source):
         from verl.utils.reward_score import default_compute_score
@@ -35,12 +35,12 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, **othe
 
 
 def of_math_dapo(data_source: str) -> bool:
-    """Whether verl scores answers of this source by math_dapo."""
+    """Whether verl scores answers of this source with math_dapo."""
     return data_source in ("math", "math_dapo", "math_dapo_reasoning") or data_source.startswith("aime")
 
 
 def math_dapo(answer: str, truth: str) -> tuple[bool, str]:
-    """Whether an answer is right, and the result that it gives, "[INVALID]" without one.
+    """Whether an answer is right, and its result, "[INVALID]" if it has none.
 
     Raises UserError if verl is not installed.
     """
@@ -49,7 +49,7 @@ def math_dapo(answer: str, truth: str) -> tuple[bool, str]:
 
 @functools.cache
 def _parser() -> ModuleType:
-    """verl's math_dapo.py alone: the package itself imports Ray and torch."""
+    """verl's math_dapo.py without the package, which imports Ray and torch."""
     verl = importlib.util.find_spec("verl")
     if verl is None or not verl.submodule_search_locations:
         raise UserError("mathematical answers are scored by verl, which is not installed: use a pin set's environment")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of a model like Qwen3, and what follows from them alone: its parameters and bytes of its KV cache."""
+"""The sizes of a Qwen3-like model, and what follows from them: its parameters and the bytes of its KV cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llm_rl.errors import UserError
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's sizes, named as in a Qwen3's config.json; experts 0: dense."""
+    """A model's sizes; experts is 0 for a dense model."""
 
     layers: int
     hidden: int
@@ -40,12 +40,12 @@ class Shape:
 
     @property
     def active_parameters(self) -> int:
-        """Those that a token uses."""
+        """Parameters that one token uses."""
         experts = self.expert_parameters * self.experts_per_token // self.experts if self.experts else 0
         return self.parameters - self.expert_parameters + experts
 
     def kv_bytes(self, tensor_parallel: int) -> int:
-        """Bytes of keys and values a token and die, in bfloat16; a die holds at least one head of each layer."""
+        """Bytes of keys and values per token and device, in bfloat16; a device has at least one head of each layer."""
         return 2 * self.layers * max(1, self.kv_heads // tensor_parallel) * self.head_dim * 2
 
 
@@ -55,12 +55,12 @@ SHAPES = {
     "Qwen3-32B": Shape(64, 5120, 64, 8, 128, 25600),
     "Qwen3-235B-A22B": Shape(94, 4096, 64, 4, 128, 1536, experts=128, experts_per_token=8),
 }
-"""From the public config.json files, by the name of the model's folder; used if the model is not on this host."""
+"""Sizes from the public config.json files, by name of the model's folder; used if the model is not on this host."""
 
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 EXPERTS = {"mixtral": ("num_local_experts", "intermediate_size"), "qwen3_moe": ("num_experts", "moe_intermediate_size")}
-"""Values of model_type whose layers Shape counts, without biases; with experts, the keys of their number and size."""
+"""Supported values of model_type (Shape omits biases); for models with experts, the keys of their number and size."""
 
 
 def read_config(model: Path) -> dict[str, Any] | None:
@@ -73,12 +73,12 @@ def read_config(model: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as e:
         raise _unusable(file, e) from None
     if not isinstance(read, dict):
-        raise _unusable(file, TypeError("it is no mapping"))
+        raise _unusable(file, TypeError("it is not a mapping"))
     return read
 
 
 def read_shape(model: Path) -> Shape | None:
-    """The sizes in config.json of the folder `model`, else those of SHAPES by its name; else None (see why_unknown).
+    """The sizes in the config.json of folder `model`, else those in SHAPES, else None (see why_unknown).
 
     Raises UserError if the file cannot be used.
     """
@@ -115,7 +115,7 @@ def why_unknown(model: Path) -> str:
 
 
 def embedding(model: Path) -> int:
-    """The number of an embedding's values, whatever the architecture; 0 if its sizes are not known."""
+    """Number of values of the embedding, for any architecture; 0 if its sizes are unknown."""
     read = read_config(model)
     if read is None:
         shape = SHAPES.get(model.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run keeps on disk and in its hosts' memory, by arithmetic, and whether this host has it."""
+"""Calculate the disk space and host memory that a run needs, and check whether this host has them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from llm_rl.shape import Shape
 
 GB = 10**9
 RAY_SHARE, RAY_MOST = 0.3, 200 * GB / GIB
-"""Ray's default for its object store: this share of a host's memory, and at most this, GiB (ray_constants.py)."""
+"""Default size of Ray's object store: share of a host's memory, and maximum in GiB (ray_constants.py)."""
 
 
 @dataclass(frozen=True)
 class Needs:
     """What a run needs.
 
-    checkpoint: GB of one; checkpoints: how many are on disk at most; memory: GiB of a host, without Python and
-    Ray's object store; store: GiB of that, None for Ray's default.
+    checkpoint: GB per checkpoint; checkpoints: maximum number on disk; memory: GiB per host, without Python and Ray's
+    object store; store: GiB of the object store, None for Ray's default.
     """
 
     checkpoint: float
@@ -46,11 +46,11 @@ class Needs:
 
 
 def needs(recipe: Recipe, model: Shape | None) -> Needs | None:
-    """Of a recipe; None if the model's shape is not known.
+    """The needs of a recipe; None if the model's shape is unknown.
 
-    A checkpoint has float32 weights and Adam's two moments, 12 bytes a parameter, with Megatron also bfloat16 weights.
-    verl keeps the newest ones, and as many from before the last start, and writes the next one before it removes the
-    oldest.
+    A checkpoint has float32 weights and Adam's two moments, 12 bytes per parameter; with Megatron also bf16 weights.
+    verl keeps the newest `keep` checkpoints and `keep` from before the latest start, and writes the next one before it
+    removes the oldest.
     """
     if model is None:
         return None
@@ -62,7 +62,7 @@ def needs(recipe: Recipe, model: Shape | None) -> Needs | None:
     if recipe.train.optimizer_offload:
         memory += training.host
     if recipe.train.param_offload and recipe.train.backend == "megatron":
-        memory += recipe.cluster.dies_per_node * training.weights  # every die's; gradients are dropped
+        memory += recipe.cluster.dies_per_node * training.weights  # of all devices; gradients are dropped
     memory += training.reference_host
     if recipe.keeps_weights_on_host:
         memory += recipe.cluster.dies_per_node * layout.rollout(recipe, model).pinned
@@ -71,7 +71,7 @@ def needs(recipe: Recipe, model: Shape | None) -> Needs | None:
 
 
 def check(needed: Needs, run_dir: Path) -> None:
-    """Raise UserError unless this host has the memory, and the disk of `run_dir` the space that the run still lacks."""
+    """Raise UserError unless this host has enough memory, and the disk of `run_dir` enough space."""
     folder = run_dir
     while not folder.exists():
         folder = folder.parent
@@ -80,13 +80,13 @@ def check(needed: Needs, run_dir: Path) -> None:
     if free + there < needed.disk:
         raise UserError(
             f"{run_dir} is on a disk with {free:,.0f} GB free, the run needs {needed.disk - there:,.0f}: free some, "
-            "take another --run-dir, or lower checkpoints.keep where it is above 2"
+            "use another --run-dir, or lower checkpoints.keep if it is above 2"
         )
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     store = min(RAY_SHARE * total, RAY_MOST) if needed.store is None else needed.store
     if total < needed.memory + store:
         raise UserError(
-            f"this host has {total:,.0f} GiB of memory, the run keeps {needed.memory:,.0f} GiB of offloaded state and "
-            f"sleeping weights there and {store:,.0f} GiB of Ray's object store: take more hosts, or leave the "
-            "optimizer on the devices (train.optimizer_offload=false)"
+            f"this host has {total:,.0f} GiB of memory, the run needs {needed.memory:,.0f} GiB for offloaded state and "
+            f"sleeping weights and {store:,.0f} GiB for Ray's object store: use more hosts, or keep the optimizer "
+            "state on the devices (train.optimizer_offload=false)"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a training step in verl's log, and times in it that mean the same in all pin sets."""
+"""Metrics of a training step in verl's log, and times with the same meaning in all pin sets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 ROUNDS = "train/num_gen_batches"
-"""Rounds of generation of a step; a trainer without rounds does not log them."""
+"""Number of a step's rounds of generation; a trainer without rounds does not log it."""
 TIMES = "timing_s/step"
-"""A step is finished when this is logged; a trainer may log in parts, and before its first step."""
+"""A step is finished when this is logged; a trainer may log a step in several lines, and before its first step."""
 
 
 def numbers(data: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a line of the log that are finite numbers.
+    """The metrics of a log line that are finite numbers.
 
     A trainer may log other values: verl 0.9.1 writes null for NaN and infinity, verl 0.6.1 NaN and Infinity.
     """
@@ -26,14 +26,11 @@ def numbers(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def step_seconds(step: Mapping[str, float]) -> float | None:
-    """Seconds of a training step without the writing of its checkpoint, which a trainer without rounds counts in."""
+    """Seconds of a training step without writing its checkpoint, which a trainer without rounds includes."""
     seconds = step.get(TIMES)
     return seconds if seconds is None or ROUNDS in step else seconds - step.get("timing_s/save_checkpoint", 0.0)
 
 
 def round_seconds(step: Mapping[str, float]) -> float | None:
-    """Seconds that generating took in the step's last round, the mean over data-parallel ranks.
-
-    None in a trainer without rounds.
-    """
+    """Seconds of generation in the step's last round, mean over data-parallel ranks; None if there are no rounds."""
     return step.get("timing_s/generate_sequences") if ROUNDS in step else None

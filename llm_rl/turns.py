@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers that take turns: each begins a training step when the demo (llm_rl.demo) tells it to.
+"""Trainers that alternate: each begins a training step when the demo (llm_rl.demo) tells it to.
 
-A verl plug-in, VERL_USE_EXTERNAL_MODULES=llm_rl.turns; SAM_TURNS is the path of the demo's socket. Without SAM_TURNS,
-or when the demo has ended, a trainer waits for nobody.
+Loaded as a verl plugin, VERL_USE_EXTERNAL_MODULES=llm_rl.turns. SAM_TURNS is the path of the demo's socket. Without it,
+or after the demo has ended, a trainer does not wait.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import socket
 from verl.utils.skip import SkipManager
 
 _begin_step = SkipManager.set_step
-"""What verl's trainers call before the first training step and after each one, with the number of the next."""
+"""verl's trainers call it before the first training step and after each step, with the number of the next step."""
 
 
 @functools.cache

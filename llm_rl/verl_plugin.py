@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recipes need of verl 0.9.1 and it has no setting for: an entry point of `verl.plugins`.
+"""Changes to verl 0.9.1 that recipes need and verl has no setting for: an entry point of `verl.plugins`.
 
-verl imports this module in each of its processes. Functions are rebound when verl imports the module that has them, if
-all HOOKS of that module are as in verl 0.9.1; else this is logged, and the launcher refuses the run.
+verl imports this module in each of its processes. When verl imports a module with HOOKS, its functions are rebound if
+all these hooks are as in verl 0.9.1; otherwise an error is logged, and the launcher refuses the run.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ HOOKS = (
 
 
 class Prompts:
-    """A trainer's dataloader, which keeps the batches that were asked for and not trained on.
+    """A dataloader that keeps the batches that were requested but not used for training.
 
-    With dynamic sampling a step asks for more prompts than it takes. verl drops the others; here the next step begins
-    with them, after a resume too, as they are part of the state. So runs with equal answers train on the same prompts.
+    With dynamic sampling a step requests more prompts than it trains on. verl drops the rest; here the next step begins
+    with them, also after a resume, as they are part of the state. So runs with equal answers train on the same prompts.
 
-    asked: batches that this step has asked for, in order.
+    asked: batches that the current step has requested, in order.
     """
 
     def __init__(self, dataloader: Any) -> None:
@@ -133,7 +133,7 @@ class Prompts:
             yield self.asked[-1]
 
     def take(self, uids: set[str]) -> None:
-        """End a step that trains on the prompts of these names: what was asked behind the last of them comes again."""
+        """End a step that trains on these prompts; batches requested after the last of them are returned again."""
         while self.asked and uids.isdisjoint(self.asked[-1]["uid"]):
             self._returned.insert(0, self.asked.pop())
         self.asked = []
@@ -147,7 +147,7 @@ class Prompts:
 
 
 def trainer(module: ModuleType) -> None:
-    """Of verl.trainer.ppo.v1.trainer_base."""
+    """Change verl.trainer.ppo.v1.trainer_base: keep unused prompts, and limit the prompts of a step."""
     rebind(module.PPOTrainer, "_init_dataloader", _init_dataloader)
     rebind(module.PPOTrainer, "_build_replay_buffer", _build_replay_buffer)
     rebind(module.PPOTrainer, "_add_prompts_to_generate", _add_prompts_to_generate)
@@ -164,7 +164,7 @@ def _init_dataloader(init: Callable[[Any], None]) -> Callable[[Any], None]:
 
 def _build_replay_buffer(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def build_replay_buffer(self: Any) -> Any:
-        """Also reads the key `trainer.v1.sampler.poll_interval`, seconds; timing_s/gen is a multiple of it."""
+        """Also read the key `trainer.v1.sampler.poll_interval` in seconds; timing_s/gen is a multiple of it."""
         buffer = build(self)
         buffer.poll_interval = self.config.trainer.v1.sampler.get("poll_interval", buffer.poll_interval)
         if self.trainer_mode == "sync":
@@ -184,8 +184,8 @@ def _build_replay_buffer(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _add_prompts_to_generate(add: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
     def add_prompts_to_generate(self: Any, num_prompts: int) -> int:
-        """Raises ValueError where a step asks for more than max_num_gen_batches times the prompts in flight, as
-        recipe/dapo of verl 0.6.1 did; else a model that solves all of its data, or none, would never end."""
+        """Raise ValueError if a step requests more than max_num_gen_batches times the prompts in flight, as recipe/dapo
+        of verl 0.6.1 did. Otherwise a step of a model that solves all of its data, or none, would never end."""
         groups = self.config.algorithm.get("filter_groups") or {}
         if self.trainer_mode == "sync" and groups.get("enable", False):
             limit = groups.get("max_num_gen_batches", 0) * groups.get("max_inflight_gen_batches", 1)
@@ -193,9 +193,9 @@ def _add_prompts_to_generate(add: Callable[[Any, int], int]) -> Callable[[Any, i
             asked = sum(len(batch["uid"]) for batch in self.train_dataloader.asked)
             if 0 < limit < asked + num_prompts:
                 raise ValueError(
-                    f"training step {self.global_steps} has asked {asked} prompts and lacks some whose answers score "
-                    "differently: more than algorithm.filter_groups.max_num_gen_batches allows; take other data or "
-                    "another model"
+                    f"training step {self.global_steps} has asked {asked} prompts and still lacks prompts whose "
+                    "answers have different scores; algorithm.filter_groups.max_num_gen_batches allows no more: use "
+                    "other data or another model"
                 )
         return add(self, num_prompts)
 
@@ -203,8 +203,8 @@ def _add_prompts_to_generate(add: Callable[[Any, int], int]) -> Callable[[Any, i
 
 
 def replay_buffer(module: ModuleType) -> None:
-    """Of verl.trainer.ppo.v1.replay_buffer: the synchronous trainer takes prompts, and answers, in the order asked; it
-    takes them in the order of random names."""
+    """Change verl.trainer.ppo.v1.replay_buffer: sample prompts and answers in the order in which they were requested,
+    not in that of their random names."""
     buffer = module.ReplayBuffer
 
     def _select_prompt_uids(self: Any, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
@@ -229,7 +229,7 @@ def replay_buffer(module: ModuleType) -> None:
 
 
 def tracking(module: ModuleType) -> None:
-    """Of verl.utils.tracking: a resumed run adds to its step log; verl opens the file anew."""
+    """Change verl.utils.tracking: a resumed run appends to its step log, which verl would overwrite."""
 
     def start(init: Callable[..., None]) -> Callable[..., None]:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -245,7 +245,7 @@ def tracking(module: ModuleType) -> None:
 
 
 def separate_async(module: ModuleType) -> None:
-    """Of verl.trainer.ppo.v1.trainer_separate_async, which gives a logger an argument of print where
+    """Change verl.trainer.ppo.v1.trainer_separate_async, which passes an argument of print to a logger if
     hybrid_engine=False."""
 
     class Logger(logging.LoggerAdapter):  # type: ignore[type-arg]
@@ -257,8 +257,8 @@ def separate_async(module: ModuleType) -> None:
 
 
 def fully_async(module: ModuleType) -> None:
-    """Of verl.experimental.fully_async_policy.fully_async_trainer, which logs the metrics of a step before it has added
-    them, so that the log of N steps had N - 1."""
+    """Change verl.experimental.fully_async_policy.fully_async_trainer, which logs the metrics of a step before it
+    collects them, so that a run of N steps logs N - 1."""
     owner = module.FullyAsyncTrainer.__ray_metadata__.modified_class
 
     def run(fit_step: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,7 +287,8 @@ def fully_async(module: ModuleType) -> None:
 
 
 def one_step_off(module: ModuleType) -> None:
-    """Of verl.experimental.one_step_off_policy.ray_trainer, which has no thread to write a validation's answers."""
+    """Change verl.experimental.one_step_off_policy.ray_trainer, which lacks the thread that writes a validation's
+    answers."""
 
     def with_thread(create: Callable[..., None]) -> Callable[..., None]:
         def _create_dataloader(self: Any, *args: Any) -> None:
@@ -339,29 +340,29 @@ MODULES: dict[str, Callable[[ModuleType], None]] = {
     DISTRIBUTED: distributed,
     MEGATRON: megatron,
 }
-"""By file of verl: what rebinds its functions."""
+"""The functions above by file of verl."""
 
 
 def check(folder: Path) -> None:
-    """Raise ValueError, one sentence, unless all hooks fit this copy of verl's package."""
+    """Raise ValueError with one sentence unless all hooks fit the verl package in `folder`."""
     if found := next(filter(None, (problem(folder, hook) for hook in HOOKS)), None):
         raise ValueError(
-            f"{found} in the verl of {folder}, which differs from verl 0.9.1 as released: install that again by "
+            f"{found} in the verl of {folder}, which differs from verl 0.9.1 as released: reinstall it with "
             "`pip install --force-reinstall --no-deps verl==0.9.1`"
         )
 
 
 def imported(folder: Path, file: str, module: ModuleType) -> None:
-    """Rebind the functions of a module of verl, unless they are not as expected: then say so."""
+    """Rebind the functions of a module of verl; log an error instead if they are not as expected."""
     of_file = (problem(folder, hook) for hook in HOOKS if hook.file == file)
     if found := next(filter(None, of_file), None):
-        LOGGER.error("llm_rl knows verl 0.9.1 and leaves this one as it is: %s", found)
+        LOGGER.error("llm_rl supports verl 0.9.1 only and leaves this verl unchanged: %s", found)
     else:
         MODULES[file](module)
 
 
 def install() -> None:
-    """Wait for verl to import what is rebound; verl 0.6.1, which has patches, is left as it is."""
+    """Rebind functions as verl imports their modules; verl 0.6.1, which has patches, stays unchanged."""
     spec = importlib.util.find_spec("verl")
     folder = spec and spec.origin and Path(spec.origin).parent
     if folder and (folder / TRAINER).is_file():

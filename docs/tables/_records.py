@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of results, and the Markdown that shows them.
+"""Records of results, and their Markdown.
 
-A record, docs/results/NAME.json, holds `command` (one, or a list), `date`, `commit` (whose code ran), `machine`, and
-`output`: what the command wrote with --json or --out, or as much of it as the pages use.
+A record, docs/results/NAME.json, has `command` (one, or a list), `date`, `commit` (of the code), `machine`, and
+`output`: what the command wrote with --json or --out, or the part that the pages use.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ CHINESE = {" cores": " 核", "1 thread": "单线程", " at `": " 提交 `", "; "
 
 
 def read(name: str) -> dict[str, Any]:
-    """The record of that name."""
+    """The record with this name."""
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def output(name: str) -> Any:
-    """What the command of a record wrote."""
+    """The output of a record's command."""
     return read(name)["output"]
 
 
 def source(language: str, *names: str, commands: bool = True) -> str:
-    """The commands of these records; then, for each date and machine, links to the records with their commits."""
+    """The commands of these records, then links to the records with their commits, by date and machine."""
     lines: list[str] = []
     facts: dict[str, list[str]] = {}
     for name in names:
@@ -45,7 +45,7 @@ def source(language: str, *names: str, commands: bool = True) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
-    """A Markdown table; the first `left` columns are aligned to the left, the others to the right."""
+    """A Markdown table; the first `left` columns are left-aligned, the others right-aligned."""
     marks = ["---"] * left + ["---:"] * (len(head) - left)
     lines = [head, *rows]
     text = [f"| {' | '.join(map(str, line))} |" for line in lines]
@@ -57,15 +57,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of an English page. A name in the first column stands once, above the rows that share it."""
+    """A table of an English page. Rows with the same name in the first column show it once, in their first row."""
 
     records: tuple[str, ...]
-    """Whose commands, dates and commits stand above; none where another table above has the same record."""
+    """Records whose commands, dates and commits are shown above the table; none if a table above shows them."""
     rows: Callable[[], Iterable[Row]]
     heads: str
-    """Heads of the columns, with | between them."""
+    """Column heads, separated by |."""
     cells: str
-    """Of each column the row's key, or `key:format` for numbers, with | between them."""
+    """For each column the row's key, or `key:format` for numbers, separated by |."""
     left: int = 1
     commands: bool = True
 
@@ -82,7 +82,7 @@ class Table:
 
 
 def show(value: Any, form: str) -> str:
-    """A cell: a dash for None, a text as it is, a number in this format."""
+    """A cell: a dash for None, a text unchanged, a number in this format."""
     if value is None:
         return "-"
     return value if isinstance(value, str) else format(value, form).replace("%", " %")

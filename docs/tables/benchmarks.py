@@ -16,7 +16,7 @@ PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "S
 LEFT_OUT = re.compile(
     r"append, p99|in batches|step of 32|period|propose for (1|64|1024) |, count|k=3, (with|seq)|k=16|n=16, with|worst"
 )
-"""Rows of `make bench` that the page leaves out; they are in the record."""
+"""Rows of `make bench` that are only in the record, not on the page."""
 
 
 def bench_rows(section: str) -> list[Row]:
@@ -30,10 +30,10 @@ def bench_name(row: Row, unit: bool = False) -> str:
 
 
 def bench_limit(row: Row) -> str:
-    """The limit of a row, in italics if a regression bound; in brackets the ratio reached where the limit is one."""
+    """The limit of a row, in italics if it is a regression bound; a ratio is followed by the measured one."""
     limits = Targets(TARGETS).entries
     if row["what"] not in limits:
-        raise ValueError(f"docs/results has the row {row['what']!r}, {TARGETS.name} has not: record a new run")
+        raise ValueError(f"docs/results has the row {row['what']!r}, {TARGETS.name} does not: record a new run")
     limit = limits[row["what"]]
     if "bound" not in limit:
         return ""
@@ -49,13 +49,13 @@ def bench_limit(row: Row) -> str:
 
 
 def times(peer: dict[str, float] | None, ours: dict[str, float]) -> str:
-    """How many times ours a peer's figure is."""
+    """A peer's figure as a multiple of ours."""
     ratio = peer["median"] / ours["median"] if peer else None
     return "" if ratio is None else f"{ratio:.0f}×" if ratio >= 10 else f"{ratio:.2g}×"
 
 
 def cost(language: str) -> str:
-    """Time and memory: our figure, how many times it each peer's is, and the limit."""
+    """Time and memory: our figure, each peer's as a multiple of it, and the limit."""
     lines = []
     for row in bench_rows("time and memory"):
         peers = [times(row["peers"].get(peer), row["ours"]) for peer in PEERS]
@@ -96,9 +96,9 @@ def sampler() -> Iterator[Row]:
 
 
 def asynchronous() -> Iterator[Row]:
-    """Drafts made before their tokens are indexed, and drafts of the device, also against SuffixGPU's.
+    """Drafts made before their tokens are indexed, and drafts made on the device, also compared with SuffixGPU's.
 
-    By context and k, geometric means over sets.
+    Geometric means over sets, by context and k.
     """
     by_kind: dict[tuple[int, str], list[Row]] = {}
     for each in output("bench-asynchronous")["acceptance"]:
@@ -117,9 +117,9 @@ BASELINE = {"off": "plain", "free drafts": "plain", "rejection": "plain", "seede
 
 
 def ratio(ours: np.ndarray, plain: np.ndarray) -> str:
-    """Mean over starts of the median over turns of ours / plain, and its bootstrap interval of 95 %.
+    """Mean over starts of the median over turns of ours / plain, and its 95 % bootstrap interval.
 
-    Both are [starts, turns].
+    ours, plain: [starts, turns].
     """
     ratios, rng = ours / plain, np.random.default_rng(0)
     num_starts, num_turns = ratios.shape

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the record `evidence`: what `auto` gains on recorded answers, by the clocks of several devices."""
+"""The tables of the record `evidence`: gains of `auto` on recorded answers, with the step times of several devices."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CLOCKS = {"h100": "H100", "h200": "H200", "article": "910C, costly verification"
 AUTO, SHORT = "auto:15", "auto:3"
 PEERS = {"ngram", "suffix"}
 HEADLINE = ("h100", 128)
-"""Clock and requests at once of the table in the README."""
+"""Device and concurrent requests of the table in the README."""
 HEADS = {
     "en": "answers | requests | over no speculation | over the best of vLLM's methods | worst batch, 16-256 requests",
-    "zh": "回答 | 请求 | 与不启用投机之比 | 与 vLLM 自带最优方法之比 | 最差的一批，16-256 条请求",
+    "zh": "回答 | 请求 | 与不启用投机解码之比 | 与 vLLM 自带最优方法之比 | 最差的一批，16-256 条请求",
 }
 
 
@@ -29,12 +29,12 @@ def interval(values: list[float]) -> str:
 
 
 def best_peer(rows: list[Row]) -> Row:
-    """The fastest of vLLM's own methods, each as it was tuned on dev prompts."""
+    """The fastest of vLLM's own methods, tuned on dev prompts."""
     return max((row for row in rows if PEERS & {*row["best_of"]}), key=lambda row: row["pooled"][0])
 
 
 def cases() -> dict[tuple[str, str, int], list[Row]]:
-    """The rows of each set, clock and number of requests at once."""
+    """The rows of each set, device and number of concurrent requests."""
     found: dict[tuple[str, str, int], list[Row]] = {}
     for row in output("evidence")["rows"]:
         found.setdefault((row["set"], row["world"], row["running"]), []).append(row)
@@ -46,7 +46,7 @@ def of_arm(rows: list[Row], arm: str) -> Row:
 
 
 def headline(language: str) -> str:
-    """A row for each set; worst: of the batches of any number of requests at once."""
+    """A row for each set. The worst batch is that over all numbers of concurrent requests."""
     by_case, lines = cases(), []
     clock, running = HEADLINE
     for of, titles in SETS.items():
@@ -65,7 +65,7 @@ def headline(language: str) -> str:
 
 
 def gains(language: str) -> str:
-    """A row for each set and clock; for each number of requests the gain of `auto`, and `auto` over the best peer."""
+    """A row for each set and device, with the gain of `auto`, and over the best peer, for each number of requests."""
     by_case = cases()
     numbers = output("evidence")["settings"]["running"]
     lines, above = [], None
@@ -84,7 +84,7 @@ def gains(language: str) -> str:
 
 
 def arms(language: str) -> str:
-    """A row for each set and arm but `auto:3`, with the headline's clock and requests."""
+    """A row for each set and arm except `auto:3`, with the headline's device and requests."""
     by_case, lines = cases(), []
     for of, titles in SETS.items():
         rows = [row for row in by_case[of, *HEADLINE] if row["arm"] != SHORT]

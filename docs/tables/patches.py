@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the patches of each pin set, from the messages of the patches themselves."""
+"""The tables of the pin sets' patches, from the patches' messages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ UPSTREAM = {
     r"not submitted: small enough to offer": "could be offered",
     r"not submitted": "not offered",
 }
-"""How the page says what trailers say."""
+"""Text on the page for the text of trailers."""
 THREAD = re.compile(r"https://github\.com/[\w-]+/([\w-]+)/(?:pull|issues)/(\d+)|([\w-]+/[\w-]+)#(\d+)")
 
 
 @dataclass(frozen=True)
 class Patch:
-    """What a patch's message says. `why` is the first sentence of its body, without what a colon or a semicolon adds to
-    a long one; `upstream` and `until` are trailers."""
+    """The parts of a patch's message. `why` is the first sentence of its body, cut at a colon or semicolon if long;
+    `upstream` and `until` are trailers."""
 
     number: str
     title: str
@@ -33,7 +33,7 @@ class Patch:
 
     @classmethod
     def read(cls, path: Path) -> Patch:
-        """Raises ValueError where the message lacks a part."""
+        """Raise ValueError if the message lacks a part."""
         head = path.read_text().partition("\ndiff --git ")[0]
         message = re.search(r"^Subject: \[PATCH\] (.+?)\n\n(.+?)\n\n", head, re.DOTALL | re.MULTILINE)
         trailers = dict(re.findall(r"^(Upstream|Remove-when): (.+)", head, re.MULTILINE))
@@ -46,7 +46,7 @@ class Patch:
 
 
 def link(thread: re.Match[str]) -> str:
-    """A link to a pull request or an issue; GitHub leads from one to the other."""
+    """A link to a pull request or an issue; GitHub redirects between the two."""
     project, number, path, also = thread.groups()
     if path:
         return f"[{path.partition('/')[2]}#{also}](https://github.com/{path}/pull/{also})"
@@ -54,7 +54,7 @@ def link(thread: re.Match[str]) -> str:
 
 
 def patches(language: str) -> str:
-    """A table for each module: a row for each patch, which pin sets have under one title, with its number in each."""
+    """A table for each module, with a row for each patch title and the patch's number in each pin set."""
     pin_sets = {pins["name"]: list(pins["module"]) for pins in read_pins()}
     text = []
     for module in sorted(
@@ -75,7 +75,7 @@ def patches(language: str) -> str:
 
 
 def cells(patch: Patch) -> list[str]:
-    """What it does and why, what upstream does about it, what makes it unnecessary."""
+    """What a patch does and why, its upstream status, and what makes it unnecessary."""
     upstream = patch.upstream
     for said, shown in UPSTREAM.items():
         upstream = re.sub(said, shown, upstream)

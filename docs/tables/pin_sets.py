@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pin sets hold and need, from patches/*/pins.toml."""
+"""Contents and requirements of the pin sets, from patches/*/pins.toml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def read_pins() -> list[dict[str, Any]]:
-    """pins.toml of each pin set: those of GPUs, then that of the demo, then the others."""
+    """pins.toml of each pin set: first those for GPUs, then the demo's, then the others."""
     pins = [tomllib.loads(path.read_text()) for path in sorted(ROOT.glob("patches/*/pins.toml"))]
     return sorted(pins, key=lambda pin_set: ("npu" in pin_set["runtime"], not pin_set.get("demo", False)))
 

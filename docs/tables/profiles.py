@@ -18,12 +18,12 @@ REASONS = {
         "文章的图只有 20 步，不足以判断学习效果",
     ),
     "sam": (
-        "each request gets as many draft tokens as pay off in each step, not all or none",
+        "each request gets the number of draft tokens that pays off in each step, not all or none",
         "每步每个请求按划算的数目起草，而不是全开或全关",
     ),
     "sam_options.k": (
-        "`auto` takes fewer where fewer pay; sent to 235B's experts, 15 would take larger buffers",
-        "不划算时 `auto` 会取短；发往 235B 的专家时，15 需要更大的缓冲区",
+        "`auto` drafts fewer if fewer pay off; 235B's experts would need larger buffers for 15",
+        "不划算时 `auto` 会缩短草稿；发往 235B 的专家时，15 需要更大的缓冲区",
     ),
     "sam_options.rule": ("weighs all sources; longer accepted drafts", "综合所有来源，被接受的草稿更长"),
     "sam_options.sources": ("siblings and earlier epochs repeat each other", "同组回答和以前各轮的回答彼此重复"),
@@ -35,7 +35,7 @@ REASONS = {
         "about 100 copies of each prompt make drafts from history look better than they are",
         "每个 prompt 约有 100 份，会使来自历史的草稿显得过好",
     ),
-    "data.shuffle": ("no order of the file enters the result", "结果不受文件次序影响"),
+    "data.shuffle": ("the result does not depend on the order of the file", "结果不受文件次序影响"),
     "algorithm.overlong.enable": ("as in DAPO's own recipe: shorter tails", "与 DAPO 原配方相同：长尾更短"),
     "algorithm.overlong.len": ("as in DAPO's own recipe", "与 DAPO 原配方相同"),
     "algorithm.overlong.penalty_factor": ("as in DAPO's own recipe", "与 DAPO 原配方相同"),
@@ -46,7 +46,7 @@ REASONS = {
     "train.lr_warmup_steps": ("as in DAPO's own recipe", "与 DAPO 原配方相同"),
     "train.clip_grad": ("as in DAPO's own recipe; 10,000 is off", "与 DAPO 原配方相同；10,000 等于不裁剪"),
     "train.backend": (
-        "as verl's own 32B recipe for NPUs: no Megatron or MindSpeed to install",
+        "as in verl's 32B recipe for NPUs: no Megatron or MindSpeed to install",
         "与 verl 的 NPU 32B 配方相同：不需安装 Megatron 和 MindSpeed",
     ),
     "train.tensor_parallel": ("Megatron only", "仅 Megatron"),
@@ -55,14 +55,14 @@ REASONS = {
     "train.sequence_parallel": ("FSDP's way to share a long sequence", "FSDP 分担长序列的方式"),
     "train.max_tokens_per_die": ("follows from the sizes above", "由以上各数得出"),
     "env.TASK_QUEUE_ENABLE": (
-        "torch_npu's default; 2 takes more memory and excludes graphs",
+        "torch_npu's default; 2 uses more memory and excludes graphs",
         "torch_npu 的默认值；2 占用更多显存，且与图模式冲突",
     ),
     "env.HCCL_BUFFSIZE": (
-        "CANN's default, MiB; enough for 235B's experts by the formula, and each communicator takes it twice",
+        "CANN's default, MiB; enough for 235B's experts according to the formula, and each communicator needs it twice",
         "CANN 的默认值（MiB）；按公式已够 235B 的专家使用，而每个通信域占用两份",
     ),
-    "verl.trainer.balance_batch": ("even shares of tokens for each rank", "各 rank 的 token 数均衡"),
+    "verl.trainer.balance_batch": ("equal numbers of tokens per rank", "各 rank 的 token 数均衡"),
 }
 
 
@@ -82,7 +82,7 @@ def read(name: str, recommended: bool) -> dict[str, Any]:
 
 
 def differences() -> dict[str, dict[str, tuple[Any, Any]]]:
-    """By key: by recipe, the article's value and ours."""
+    """{key: {recipe: (the article's value, ours)}} where they differ."""
     found: dict[str, dict[str, tuple[Any, Any]]] = {}
     for recipe, name in RECIPES.items():
         article, ours = read(name, False), read(name, True)

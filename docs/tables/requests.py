@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How requests are treated with method sam, by parameter and kind, from the requests.toml of pin sets."""
+"""How method sam treats requests, by parameter and kind, from the requests.toml of the pin sets."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ KINDS = {
 }
 REASONS = {
     "en": {
-        "excluded": "vLLM 0.11 verifies drafts by temperature, top-k and top-p alone",
+        "excluded": "vLLM 0.11 verifies drafts only with temperature, top-k and top-p",
         "min_p": "vLLM's first runner does not apply it to draft positions",
         "logit_bias": "vLLM's first runner does not apply it to draft positions",
         "logprob_token_ids": "vLLM without patches does not return them with drafts",
-        "trace_decode_token_ids": "the engine does not start: vLLM ignores them where it verifies drafts",
+        "trace_decode_token_ids": "the engine does not start: vLLM ignores them when it verifies drafts",
         "beam_search": "each of its requests asks for one token",
         "pooling": "it answers with no tokens",
         "best_of": "by vLLM, with and without drafts",
@@ -69,13 +69,13 @@ REASONS = {
 
 
 def read_requests() -> dict[str, dict]:
-    """requests.toml of each pin set, by the head of its column."""
+    """requests.toml of each pin set, by column head."""
     paths = sorted(ROOT.glob("patches/*/requests.toml"))
     return {f"`{path.parent.name}`": tomllib.loads(path.read_text()) for path in paths}
 
 
 def rows_of(requests: dict, section: str) -> dict[str, tuple[str, str | None]]:
-    """By name of a section of a requests.toml: how it is treated, one of STATUSES, and the test of that."""
+    """For each name in a section of a requests.toml: its status, one of STATUSES, and the test for it."""
     return {
         name: (status, group.get("test"))
         for group in requests[section]
@@ -85,7 +85,7 @@ def rows_of(requests: dict, section: str) -> dict[str, tuple[str, str | None]]:
 
 
 def section(language: str, section: str) -> str:
-    """One row for all names that are treated alike in every column, and below the table the tests, by letter."""
+    """A table with one row for all names with the same status in every column, and below it the tests, by letter."""
     requests = read_requests()
     rows = {head: rows_of(each, section) for head, each in requests.items()}
     words, reasons, names = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/results.md and docs/accuracy.md from docs/results, but for those of `evidence`."""
+"""The tables of docs/results.md and docs/accuracy.md from docs/results, except those of `evidence`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PLUGIN_RUNNING = ("4-5", "17-32", "65-128")
 
 
 def replay_by_plugin(language: str) -> str:
-    """Gains of each batch, and what steps of RL answers take, by requests running."""
+    """Gains of each batch, and step times of RL answers by running requests."""
     replayed, lines = output("engine-replay-h200"), []
     for arm, of_rl in replayed["rl"]["arms"].items():
         seconds = [
@@ -79,7 +79,7 @@ SPANS = {"round": "round of generation", "rollout": "rollout of a training step"
 
 
 def article() -> Iterator[Row]:
-    """What the article measured on its clusters, and the planner's prediction of the gain."""
+    """The article's measurements on its clusters, and the planner's prediction of the gain."""
     found = {(row["of"], row["what"], row["sam"]): row for row in output("plan-article")["rows"]}
     for of, what in dict.fromkeys((of, what) for of, what, _ in found if of in CLUSTERS):
         gain = found[of, what, "gain"]

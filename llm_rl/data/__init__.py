@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation of data sets: public files into verl's schema, checked, without duplicates, with a record."""
+"""Prepare data sets: convert public files to verl's schema, check and deduplicate them, and keep a record."""

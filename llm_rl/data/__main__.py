@@ -25,17 +25,15 @@ def main(argv: list[str] | None = None) -> int:
     command.add_argument("--source", help="the public file, Parquet or JSON Lines: a path, or its http(s) address")
     command.add_argument("--out", type=Path, required=True, help="file to write, *.parquet")
     command.add_argument("--sha256", help="refuse a source with another SHA-256")
-    command.add_argument("--skip-bad", action="store_true", help="leave bad rows out instead of stopping")
-    command.add_argument(
-        "--keep-duplicates", action="store_true", help="keep each prompt as often as the source has it"
-    )
-    command.add_argument("--rows", type=int, default=64, help="sums: how many (default 64)")
-    command.add_argument("--seed", type=int, default=0, help="sums: default 0")
+    command.add_argument("--skip-bad", action="store_true", help="skip bad rows instead of stopping")
+    command.add_argument("--keep-duplicates", action="store_true", help="keep all copies of a prompt")
+    command.add_argument("--rows", type=int, default=64, help="sums: number of rows (default 64)")
+    command.add_argument("--seed", type=int, default=0, help="sums: seed (default 0)")
     args = parser.parse_args(argv)
     if args.out.suffix != ".parquet":
         parser.error(f"--out must end in .parquet, got {args.out}")
     if (args.source is None) != (args.name == "sums"):
-        parser.error("sums are made, they have no --source" if args.source else f"{args.name} needs --source")
+        parser.error("sums are generated and have no --source" if args.source else f"{args.name} needs --source")
     if args.rows < 1:
         parser.error(f"--rows must be at least 1, got {args.rows}")
     try:
@@ -50,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error.filename or args.out} cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted: call again to go on where a download stopped", file=sys.stderr)
+        print("interrupted: call again to resume a download", file=sys.stderr)
         return 130
     for name in ("source_sha256", "rows_in", "bad_rows", "duplicates_removed", "max_copies_of_a_prompt", "rows"):
         if name in record:

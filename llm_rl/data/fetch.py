@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Download a file by HTTP, resuming where an earlier try broke off."""
+"""Download a file over HTTP, resuming an interrupted download."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sam_core.files import write_json
 from llm_rl.errors import UserError
 
 TRIES = 5
-"""Broken connections in a row, none of which brought a byte, before a download ends with an error."""
+"""Number of consecutive broken connections without a received byte after which a download fails."""
 TIMEOUT = 60
 """Seconds without a byte after which a connection counts as broken."""
 CHUNK = 1 << 20
@@ -32,12 +32,11 @@ class _Broken(Exception):
 def fetch(url: str, path: Path, pause: float = 2.0) -> None:
     """Download `url` to `path`, completely or not at all. Raises UserError.
 
-    The part that has arrived stays in `<path>.part`, its address and the server's name for this version of the file in
+    The received part stays in `<path>.part`, its address and the server's identifier of this version of the file in
     `<path>.part.json`. A later call resumes there, or starts over if the file has changed. After a broken connection it
     waits `pause` seconds and resumes, at most TRIES times in a row without progress.
 
-    No library does this: a source may be at any address. huggingface_hub downloads from its hub alone, pooch cannot
-    resume.
+    No library does this for any address: huggingface_hub only downloads from its hub, pooch cannot resume.
     """
     part, record = (path.with_name(path.name + end) for end in (".part", ".part.json"))
     left = TRIES
@@ -57,14 +56,14 @@ def fetch(url: str, path: Path, pause: float = 2.0) -> None:
         size = part.stat().st_size if part.exists() else 0
         left = TRIES if size > before else left - 1
         if not left:
-            kept = f"; the first {size} bytes are kept in {part}, so call again to go on" if size else ""
+            kept = f"; the first {size} bytes are kept in {part}: call again to resume" if size else ""
             raise UserError(f"{url} cannot be downloaded: {reason}{kept}")
-        print(f"{reason}; again in {pause:g} s", file=sys.stderr, flush=True)
+        print(f"{reason}; retrying in {pause:g} s", file=sys.stderr, flush=True)
         time.sleep(pause)
 
 
 def _receive(url: str, part: Path, record: Path) -> None:
-    """Receive what is missing of `url` into `part`; _Broken where the connection ends early."""
+    """Receive the missing bytes of `url` into `part`. Raises _Broken if the connection ends early."""
     start, version = _arrived(url, part, record)
     request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})
     if start:
@@ -75,13 +74,13 @@ def _receive(url: str, part: Path, record: Path) -> None:
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
-        part.unlink()  # a part longer than the file
+        part.unlink()  # longer than the file
         raise _Broken("the part that was kept does not fit the file") from None
     with answer:
         if answer.status != 206:  # all of it: another version, or a server that cannot resume
             start = 0
         total = start + int(answer.headers["Content-Length"]) if answer.headers["Content-Length"] else None
-        # A weak tag names no bytes, so it cannot make sure that two parts belong together.
+        # A weak tag does not identify bytes, so it cannot guarantee that two parts belong together.
         tag = answer.headers["ETag"] or ""
         version = tag if tag and not tag.startswith("W/") else answer.headers["Last-Modified"]
         write_json(record, {"url": url, "version": version})
@@ -97,7 +96,7 @@ def _receive(url: str, part: Path, record: Path) -> None:
 
 
 def _arrived(url: str, part: Path, record: Path) -> tuple[int, str]:
-    """Bytes of this version of the file in `part`, and the version; 0 if it cannot be known."""
+    """Number of bytes in `part`, and the version of the file that they belong to; 0 if it is unknown."""
     try:
         known = json.loads(record.read_text())
         if known["url"] == url and known["version"]:
@@ -108,7 +107,7 @@ def _arrived(url: str, part: Path, record: Path) -> tuple[int, str]:
 
 
 def _progress(total: int | None) -> Callable[[int], None]:
-    """A function that prints the progress for a number of bytes: on a terminal twice a second, in a log every 10 s."""
+    """A function that prints the progress for a number of bytes: twice a second on a terminal, every 10 s in a log."""
     live = sys.stderr.isatty()
     begin, first, last = time.monotonic(), None, 0.0
 

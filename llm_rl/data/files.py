@@ -17,9 +17,9 @@ Row = dict[str, Any]
 
 
 def rows(path: Path) -> Iterator[tuple[str, Row | str]]:
-    """Rows of a Parquet file, or of a file with one JSON object a line. Raises UserError if it cannot be read.
+    """Rows of a Parquet or JSON Lines file. Raises UserError if it cannot be read.
 
-    Yields (place, row), or (place, what is wrong) for a line that is no JSON object.
+    Yields (place, row), or (place, error message) for a line that is not a JSON object.
     """
     try:
         with open(path, "rb") as file:
@@ -40,7 +40,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
                 number += 1
                 yield f"row {number}", row
     except pyarrow.ArrowException as error:
-        raise UserError(f"{path} is no whole Parquet file: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path} is not a complete Parquet file: {str(error).splitlines()[0]}") from None
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Row | str]]:
@@ -50,13 +50,13 @@ def _lines(path: Path) -> Iterator[tuple[str, Row | str]]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:  # also bytes that are no UTF-8
+            except ValueError as error:  # also invalid UTF-8
                 row = f"is not JSON ({error})"
             yield f"line {number}", row if isinstance(row, (dict, str)) else "is not a JSON object"
 
 
 def write_parquet(path: Path, table: Iterable[Row]) -> None:
-    """Write rows in verl's schema to `path`, as a whole or not at all."""
+    """Write rows in verl's schema to `path`, all or nothing."""
     import pyarrow
     from pyarrow import parquet
 
@@ -75,7 +75,7 @@ def write_parquet(path: Path, table: Iterable[Row]) -> None:
 
 
 def count_prompts(path: Path) -> tuple[int, int]:
-    """Rows of a Parquet file in verl's schema, and different last messages of them; 0 for another schema."""
+    """Number of rows of a Parquet file in verl's schema, and of their distinct last messages; 0 for other schemas."""
     import pyarrow
     from pyarrow import compute, parquet
 
@@ -93,7 +93,7 @@ def count_prompts(path: Path) -> tuple[int, int]:
 
 
 def sources(path: Path) -> set[str]:
-    """Values of data_source in a Parquet file; none if it cannot be read or has another schema."""
+    """Distinct values of data_source in a Parquet file; empty if it cannot be read or has another schema."""
     import pyarrow
     from pyarrow import compute, parquet
 

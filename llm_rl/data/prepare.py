@@ -25,10 +25,13 @@ def convert(
     skip_bad: bool,
     keep_duplicates: bool = False,
 ) -> tuple[list[Row], dict[str, Any]]:
-    """Rows in verl's schema, the first of each prompt or with `keep_duplicates` as often, and the counts of the record.
+    """Convert rows to verl's schema, and count them for the record.
 
-    read: (place, row or what is wrong with it), as from files.rows. A row that repeats a prompt with another answer is
-    bad. Bad rows are reported on stderr; they raise UserError unless `skip_bad`, and so does an empty result.
+    Keeps the first row of each prompt, or one copy of it per repetition with `keep_duplicates`. A row that repeats a
+    prompt with another answer is bad. Bad rows are reported on stderr and raise UserError unless `skip_bad`. An empty
+    result also raises UserError.
+
+    read: (place, row or error message), as from files.rows.
     """
     table: dict[str, tuple[str, Row]] = {}
     copies: dict[str, int] = {}
@@ -54,7 +57,7 @@ def convert(
     if len(bad) > MAX_REPORTED:
         print(f"... and {len(bad) - MAX_REPORTED} more bad rows", file=sys.stderr)
     if bad and not skip_bad:
-        raise UserError(f"{len(bad)} of {number} rows are bad: mend the source, or leave them out by --skip-bad")
+        raise UserError(f"{len(bad)} of {number} rows are bad: repair the source, or skip them with --skip-bad")
     if not table:
         raise UserError("no row is left: is this the right file for this data set?")
     counts = {
@@ -71,10 +74,10 @@ def convert(
 def prepare(
     name: str, source: str, out: Path, skip_bad: bool, expected: str | None, keep_duplicates: bool = False
 ) -> dict[str, Any]:
-    """Write `out` and its record `<out>.json`; returns the record. Raises UserError.
+    """Write `out` and its record `<out>.json`; return the record. Raises UserError.
 
-    A URL is downloaded to `<out>.source`, which stays until the data set is written, so that a call after a bad row
-    does not download again. expected: SHA-256 that the source must have, or None.
+    A URL is downloaded to `<out>.source`, which is kept until the data set is written, so that another call after a bad
+    row does not download again. expected: required SHA-256 of the source, or None.
     """
     downloaded = fetch.is_url(source)
     path = out.with_name(out.name + ".source") if downloaded else Path(source)
@@ -94,7 +97,7 @@ def prepare(
     if expected and digest != expected.lower():
         if downloaded:
             path.unlink()
-        raise UserError(f"{source} has SHA-256 {digest}, not {expected.lower()}: it is another version, or damaged")
+        raise UserError(f"{source} has SHA-256 {digest}, not {expected.lower()}: another version, or damaged")
     table, counts = convert(files.rows(path), schemas.SETS[name], skip_bad, keep_duplicates)
     record = {"data_set": name, "source": source, "source_sha256": digest, "source_bytes": path.stat().st_size}
     written = finish(out, table, record | counts)
@@ -105,7 +108,7 @@ def prepare(
 
 
 def prepare_sums(rows: int, seed: int, out: Path) -> dict[str, Any]:
-    """Write different sums of the kind that the tiny model was trained on; returns the record."""
+    """Write distinct sums of the kind that the tiny model was trained on; return the record."""
     from llm_rl.qwen3 import sums
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +122,7 @@ def record_of(out: Path) -> Path:
 
 
 def finish(out: Path, table: list[Row], record: dict[str, Any]) -> dict[str, Any]:
-    """Write the data set, then its record, which names the data set by its SHA-256; returns the record."""
+    """Write the data set, then its record, which contains the data set's SHA-256; return the record."""
     record_file = record_of(out)
     record_file.unlink(missing_ok=True)
     files.write_parquet(out, table)
@@ -129,9 +132,9 @@ def finish(out: Path, table: list[Row], record: dict[str, Any]) -> dict[str, Any
 
 
 def check(path: Path) -> None:
-    """UserError for a public file that was not prepared: one whose prompts repeat, without the record of `prepare`.
+    """Raise UserError for a public file that was not prepared: its prompts repeat and it has no record of `prepare`.
 
-    A file with a record must be the one that the record describes.
+    A file with a record must match it.
     """
     record_file = record_of(path)
     if record_file.exists():
@@ -139,20 +142,17 @@ def check(path: Path) -> None:
             known = json.loads(record_file.read_text())["sha256"]
         except (OSError, ValueError, KeyError, TypeError):
             raise UserError(
-                f"{record_file} is no record of llm_rl.data: prepare {path.name} again (docs/accuracy.md)"
+                f"{record_file} is not a record of llm_rl.data: prepare {path.name} again (docs/accuracy.md)"
             ) from None
         if files.sha256(path) != known:
-            raise UserError(
-                f"{path} is another file than its record {record_file.name} describes: prepare it again "
-                "(docs/accuracy.md)"
-            )
+            raise UserError(f"{path} does not match its record {record_file.name}: prepare it again (docs/accuracy.md)")
         return
     rows, prompts = files.count_prompts(path)
     if rows >= 2 * prompts > 0:
         raise UserError(
-            f"{path} has {rows:,} rows of {prompts:,} prompts and no record of llm_rl.data: it is a public file as it "
-            "was downloaded. `python -m llm_rl.data prepare` removes the repetitions, or keeps them by "
-            "--keep-duplicates (docs/accuracy.md)"
+            f"{path} has {rows:,} rows of {prompts:,} prompts and no record of llm_rl.data: it is an unprepared public "
+            "file. `python -m llm_rl.data prepare` removes the repetitions, or keeps them with --keep-duplicates "
+            "(docs/accuracy.md)"
         )
 
 

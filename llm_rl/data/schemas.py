@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of rows from the public schemas of the data sets to verl's.
+"""Conversion of rows from the data sets' public schemas to verl's.
 
 A row in verl's schema: data_source, prompt (chat messages), ability, reward_model {ground_truth, style}, extra_info
-{index}. If the public file has the bare problem, the instructions are this module's: they ask for the result in the
-form that both the reward for this data_source and llm_rl.evaluation.scores read.
+{index}. If the public file has the bare problem, this module adds instructions: they ask for the result in the form
+that both the reward for this data_source and llm_rl.evaluation.scores read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STYLE = "rule"
 
 
 class RowError(ValueError):
-    """A bad row. The message completes a sentence that begins with the row's place."""
+    """A bad row. The message completes a sentence whose subject is the row's place."""
 
 
 def text(row: Row, name: str) -> str:
@@ -43,18 +43,18 @@ def verl_row(source: str, question: str, truth: str, index: str, style: str = ST
 
 
 def of_verl(row: Row, source: str, accepted: str) -> Row:
-    """Convert a row that has verl's schema already, as in DAPO's files: one message with problem and instructions.
+    """Convert a row that is already in verl's schema, as in DAPO's files: one message with problem and instructions.
 
-    accepted: pattern of data_source in such rows. Raises RowError.
+    accepted: pattern of the row's data_source. Raises RowError.
     """
     given = text(row, "data_source")
     if not re.fullmatch(accepted, given):
-        raise RowError(f"has data_source {given!r}, so it belongs to another data set than {source}")
+        raise RowError(f"has data_source {given!r}, so it does not belong to data set {source}")
     prompt, reward = row.get("prompt"), row.get("reward_model")
     if not isinstance(prompt, list) or len(prompt) != 1 or not isinstance(prompt[0], dict):
         raise RowError("has no list of one chat message in 'prompt'")
     if prompt[0].get("role") != "user":
-        raise RowError(f"has a message of role {prompt[0].get('role')!r} where 'user' belongs")
+        raise RowError(f"has a message of role {prompt[0].get('role')!r} instead of 'user'")
     if not isinstance(reward, dict):
         raise RowError("has no 'reward_model'")
     index = (row.get("extra_info") or {}).get("index")
@@ -74,9 +74,9 @@ def gsm8k(row: Row, number: int) -> Row:
 
 
 def aime2024(row: Row, number: int) -> Row:
-    """Convert a row in verl's schema, as in DAPO's file, or one with problem and answer, in upper or lower case.
+    """Convert a row in verl's schema, as in DAPO's file, or a row with problem and answer, in upper or lower case.
 
-    Removes leading zeros of the answer, as the reward compares text.
+    Removes leading zeros of the answer, because the reward compares text.
     """
     if "reward_model" in row:
         converted = of_verl(row, "aime2024", "math_dapo|aime.*")
@@ -104,4 +104,4 @@ SETS: dict[str, Callable[[Row, int], Row]] = {
     "aime2024": aime2024,
     "math500": math500,
 }
-"""By data set: a function from a public row and its number, from 1, to a row in verl's schema. It raises RowError."""
+"""By data set, a function that converts a public row and its number, from 1, to verl's schema or raises RowError."""

@@ -23,15 +23,17 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m llm_rl.evaluation", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("run", help="answer questions with SAM off or on; goes on where it was interrupted")
+    command = commands.add_parser("run", help="answer questions with SAM off or on; resumes after an interruption")
     generate.add_run_arguments(command)
     command.set_defaults(work=generate.run)
-    command = commands.add_parser("compare", help="pass@1 of two runs, its difference with an interval, a paired test")
+    command = commands.add_parser(
+        "compare", help="pass@1 of two runs, their difference with an interval, a paired test"
+    )
     command.add_argument("off", type=Path, metavar="OFF", help="results of a run with --sam off")
     command.add_argument("on", type=Path, metavar="ON", help="results of a run with --sam batch")
     command.add_argument("--out", type=Path, help="write the figures to this file, JSON")
     command.set_defaults(work=compare_runs)
-    command = commands.add_parser("acceptance", help="tokens a step against the length of the answer, for several k")
+    command = commands.add_parser("acceptance", help="tokens per step against the length of the answer, for several k")
     acceptance.add_acceptance_arguments(command)
     command.set_defaults(work=acceptance.run)
     args = parser.parse_args(argv)
@@ -46,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def compare_runs(args: argparse.Namespace) -> int:
-    """Print the comparison; 0: no significant difference, 1: pass@1 differs."""
+    """Print the comparison; return 0 without a significant difference, 1 if pass@1 differs."""
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         check_output(args.out, (args.off, args.on))

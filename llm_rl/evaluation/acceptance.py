@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens a step against the length of the answer so far, for several k: the article's section 1.3.
+"""Tokens per step against the length of the answer so far, for several k: the article's section 1.3.
 
 Answers are greedy. By default drafts are the article's: rule `oldest` over the request's own text, k tokens wherever
-there is a match. A step is one pass over one request, excluding the first, which belongs to the processing of the
-prompt.
+there is a match. A step is one forward pass over one request, except the first pass, which processes the prompt.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from llm_rl.evaluation.engine import Engine, add_arguments, at_least, device, lo
 from llm_rl.evaluation.engine import settings as engine_settings
 
 FIRST_BIN = 64
-"""Tokens; each further bin ends at twice the length."""
+"""End of the first bin in tokens; each further bin ends at twice the length."""
 MIN_ANSWERS = 3
-"""Bins that fewer answers reach are not drawn."""
+"""Bins with fewer answers are not drawn."""
 
 
 def add_acceptance_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
     parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8], help="default 1 2 3 4 6 8")
-    parser.add_argument("--out", type=Path, required=True, help="folder of acceptance.json and acceptance.png")
+    parser.add_argument("--out", type=Path, required=True, help="folder for acceptance.json and acceptance.png")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write acceptance.json anew after each k, then the picture; 1 if a k failed, else 0."""
+    """Rewrite acceptance.json after each k, then draw the picture; return 1 if a k failed, else 0."""
     at_least(args, k=1, max_tokens=2, batch=1, tensor_parallel=1)
     selected = questions.read(args.data, args.limit)
     tokenizer = load_tokenizer(args.model)
@@ -71,11 +70,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def by_length(answers: Iterable[list[int]]) -> dict[str, Any]:
-    """Tokens a step over all answers, and by the tokens that an answer had before the step.
+    """Tokens per step over all answers, and by length of the answer before the step.
 
-    answers: of each answer, the tokens of each step, the first step included.
-    Returns tokens_per_step, steps, and bins: from, to, answers, steps, tokens, tokens_per_step, and its standard error
-    over answers (None for one), as that of a ratio of sums.
+    answers: for each answer, the tokens of each step, including the first.
+    Returns tokens_per_step, steps, and bins: from, to, answers, steps, tokens, tokens_per_step, and standard_error of
+    this ratio of sums over answers (None with one answer).
     """
     bins: dict[int, list[list[int]]] = {}
     for steps in answers:
@@ -103,7 +102,7 @@ def by_length(answers: Iterable[list[int]]) -> dict[str, Any]:
 
 
 def table(sweep: list[dict[str, Any]]) -> str:
-    """Tokens a step by k and length, as a Markdown table."""
+    """Tokens per step by k and length, as a Markdown table."""
     ends = sorted({row["to"] for one in sweep for row in one["bins"]})
     lines = [f"| k | all | {' | '.join(f'to {end:,}' for end in ends)} | accepted / verified |"]
     lines.append("|---:|---:|" + "---:|" * len(ends) + "---:|")
@@ -115,7 +114,7 @@ def table(sweep: list[dict[str, Any]]) -> str:
 
 
 def draw(path: Path, result: dict[str, Any]) -> None:
-    """Write the picture: tokens a step against length with a line a k, and against k."""
+    """Draw tokens per step against length, with a line for each k, and against k."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -141,7 +140,7 @@ def draw(path: Path, result: dict[str, Any]) -> None:
     sweep.set(xticks=[k for k, _ in points], xlabel="k, maximum tokens of a draft", title="All lengths together")
     for axes in (lengths, sweep):
         axes.axhline(1, color="#7a7a7a", linewidth=1, linestyle=":")
-        axes.set_ylabel("tokens a step and request")
+        axes.set_ylabel("tokens per step and request")
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.15)
     what = f"{Path(result['model']).name} on {result['data']}, {result['questions']} questions"

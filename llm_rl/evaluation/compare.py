@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the answers of two runs, SAM off and on: pass@1 of each, the interval of their difference, a paired test."""
+"""Compare the answers of a run with SAM off and one with SAM on: pass@1, their difference, and a paired test."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ SAME = (
     *("data_sha256", "model", "engine", "device", "vllm"),
     *("n", "temperature", "top_p", "top_k", "max_tokens", "template"),
 )
-"""Settings that must be the same in both runs."""
+"""Settings that must be equal in both runs."""
 LEVEL = 1 - statistics.CONFIDENCE
 POWER = 2.8
-"""A test at LEVEL detects a difference of this many standard errors in four of five cases: 1.96 + 0.84."""
+"""A test at LEVEL detects a difference of this many standard errors (1.96 + 0.84) in four of five cases."""
 
 
 def compare(off: Path, on: Path) -> dict[str, Any]:
-    """The comparison of two files of results, as written by --out. Raises UserError if they cannot be compared."""
+    """Compare two files of results. Raises UserError if they cannot be compared."""
     (head_off, rows_off), (head_on, rows_on) = generate.read(off), generate.read(on)
     for path, head, rows, expected in ((off, head_off, rows_off, "off"), (on, head_on, rows_on, "batch")):
         if head["sam"] != expected:
-            raise UserError(f"{path} was made with --sam {head['sam']}; name the run that is off first")
+            raise UserError(f"{path} was made with --sam {head['sam']}: name the run with --sam off first")
         if len(rows) < head["questions"]:
-            raise UserError(
-                f"{path} has {len(rows)} of {head['questions']} questions: call `run` again, which goes on with it"
-            )
+            raise UserError(f"{path} has {len(rows)} of {head['questions']} questions: call `run` again to complete it")
     if other := [name for name in SAME if head_off.get(name) != head_on.get(name)]:
         raise UserError(f"the runs differ in {', '.join(other)}: run both arms with the same settings")
     if rows_off.keys() != rows_on.keys():
         raise UserError("the runs asked different questions: run both arms with the same --limit")
     speculation = {name: sum(row[name] for row in rows_on.values()) for name in ("drafted", "accepted")}
     if not speculation["accepted"]:
-        raise UserError(f"{on}: no draft was accepted, so this run says nothing about speculation")
+        raise UserError(f"{on}: no draft was accepted, so this run shows nothing about speculation")
     if sum(row["drafted"] for row in rows_off.values()):
-        raise UserError(f"{off}: drafts were verified, although this run has SAM off")
+        raise UserError(f"{off}: drafts were verified although this run has SAM off")
     n = head_off["n"]
     arms = {"off": list(rows_off.values()), "on": [rows_on[key] for key in rows_off]}
     right = {name: list(map(generate.right_answers, rows)) for name, rows in arms.items()}
@@ -61,7 +59,7 @@ def compare(off: Path, on: Path) -> dict[str, Any]:
 
 
 def verdict(comparison: dict[str, Any]) -> str:
-    """The comparison as a sentence, with the differences that it cannot exclude."""
+    """The result in words, with the differences that the comparison cannot exclude."""
     difference, answers = comparison["difference"], comparison["questions"] * comparison["answers_to_each"]
     if comparison["equal_answers"] == answers:
         return f"All {answers} answers are equal token for token, so speculation changed nothing here."
@@ -71,13 +69,13 @@ def verdict(comparison: dict[str, Any]) -> str:
     if comparison["p_value"] < LEVEL:
         return (
             f"pass@1 differs: {found} ({sure} interval {interval}, p = {comparison['p_value']:.2g}). "
-            f"One in {1 / LEVEL:.0f} pairs of equal arms looks like this by chance: repeat it with another --seed."
+            f"One in {1 / LEVEL:.0f} pairs of equal arms differs this much by chance: repeat it with another --seed."
         )
     text = f"No significant difference: {found}, p = {comparison['p_value']:.2g}; "
-    text += f"what the {sure} interval leaves possible is {interval}."
+    text += f"the {sure} interval is {interval}."
     if difference["standard_error"]:
         seen = f"{100 * POWER * difference['standard_error']:.1f}"
-        text += f" A difference of {seen} points would have been seen in 4 of 5 cases."
+        text += f" A difference of {seen} points would have been detected in 4 of 5 cases."
     return text
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine of the patched vLLM for the accuracy checks: requests in, finished answers out, drafts counted."""
+"""An engine of the patched vLLM for the accuracy checks; it also counts drafts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ COUNTERS = {"vllm:spec_decode_num_draft_tokens": "drafted", "vllm:spec_decode_nu
 
 
 @dataclass
-class Answer:
-    """An answer: token ids, their log-probabilities if requested, text, and the reason of its end.
+class GeneratedAnswer:
+    """An answer: token ids, their log-probabilities if requested, and text.
 
-    steps: tokens from each engine step; finish: None while it is generated.
+    finish: reason for its end, None during generation; steps: number of tokens from each engine step.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -34,15 +34,15 @@ class Answer:
 class Engine:
     """vLLM's LLMEngine in a separate process, which ends with the `with` block.
 
-    settings: arguments of EngineArgs; k: drafted tokens a step, 0: no speculation; sam: options of
-    speculative_config.sam. `sam["verify"]` applies without speculation too: both arms then sample by seed and position.
-    Raises UserError if the engine does not start.
+    settings: arguments of EngineArgs; k: drafted tokens per step, 0: no speculation; sam: options of
+    speculative_config.sam. `sam["verify"]` also applies without speculation, so that both arms can sample by seed and
+    position. Raises UserError if the engine does not start.
     """
 
     def __init__(self, settings: Mapping[str, Any], k: int, sam: Mapping[str, Any]) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # 0.11 verifies no drafts without it
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # one engine after another in this process
-        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # it has no host-side drafters: both arms on the first
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # only the first runner has host-side drafters
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -65,11 +65,11 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self._engine.engine_core.shutdown()
 
-    def answers(self, requests: list[tuple[list[int], dict[str, Any]]]) -> Iterator[tuple[int, Answer]]:
+    def answers(self, requests: list[tuple[list[int], dict[str, Any]]]) -> Iterator[tuple[int, GeneratedAnswer]]:
         """Generate answers to all requests, batched by the engine.
 
-        requests: (token ids of the prompt, arguments of SamplingParams) of each.
-        Yields (index of the request, Answer) as answers end; raises UserError if the engine dies.
+        requests: (token ids of the prompt, arguments of SamplingParams) for each request.
+        Yields (index of the request, GeneratedAnswer) as answers end. Raises UserError if the engine dies.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -80,7 +80,7 @@ class Engine:
         for number, (prompt, sampling) in enumerate(requests):
             name = str(self._requests)
             self._requests += 1
-            numbers[name], going[name] = number, Answer()
+            numbers[name], going[name] = number, GeneratedAnswer()
             params = SamplingParams(output_kind=RequestOutputKind.DELTA, **sampling)
             self._engine.add_request(name, {"prompt_token_ids": prompt}, params)
         try:
@@ -104,12 +104,12 @@ class Engine:
                 self._engine.abort_request(list(going))
 
     def counted(self) -> dict[str, int]:
-        """Draft tokens verified and accepted since the last call of `answers` began; 0 without speculation."""
+        """Draft tokens verified and accepted since the latest call of `answers`; 0 without speculation."""
         now = self._totals()
         return {name: now[name] - self._before[name] for name in now}
 
     def drafter(self) -> dict[str, Any]:
-        """The proposer's counters (sam_core.proposer.SamProposer.stats) since the engine's start."""
+        """The proposer's counters (sam_core.proposer.SamProposer.stats) since the engine started."""
         return next(stats for stats in self._engine.collective_rpc("sam_stats") if stats)
 
     def _totals(self) -> dict[str, int]:
@@ -118,14 +118,14 @@ class Engine:
 
 
 def device() -> str:
-    """What the engine runs on: cpu, cuda, npu ..."""
+    """The engine's device: cpu, cuda, npu ..."""
     from vllm.platforms import current_platform
 
     return current_platform.device_type
 
 
 def default_dtype() -> str:
-    """bfloat16; float32 on a CPU without instructions for bfloat16, where that would be 30 times as slow."""
+    """bfloat16, or float32 on a CPU without bfloat16 instructions, where bfloat16 would be 30 times as slow."""
     import torch
 
     if torch.accelerator.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -135,7 +135,7 @@ def default_dtype() -> str:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, batch: int, dtypes: Iterable[str] | None = None) -> None:
-    """Add the engine's arguments, which `settings` reads. batch: the default; dtypes: those that are allowed."""
+    """Add the engine's arguments, which `settings` reads. batch: default of --batch; dtypes: allowed dtypes."""
     parser.add_argument("--model", required=True, help="folder of the model")
     parser.add_argument("--tensor-parallel", "--tp", type=int, default=1, help="ranks of the engine (default 1)")
     dtype = "default bfloat16, float32 on a CPU without instructions for it"
@@ -145,17 +145,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser, batch: int, dtypes: It
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of checks that ask questions: the engine's, and which questions and answers."""
+    """Add the arguments of checks that ask questions: those of the engine, the questions and the answers."""
     add_engine_arguments(parser, batch=64)
     parser.add_argument("--data", type=Path, required=True, help="questions, as `python -m llm_rl.data` writes them")
-    parser.add_argument("--limit", type=int, help="only the first so many questions")
+    parser.add_argument("--limit", type=int, help="use only this many questions, from the first")
     parser.add_argument("--rule", default="oldest", help="drafting rule (default oldest, the article's)")
     parser.add_argument("--max-tokens", type=int, default=34816, help="longest answer (default 34816)")
     parser.add_argument("--template", type=json_object, default={}, help="arguments of the chat template, as JSON")
 
 
 def at_least(args: argparse.Namespace, **minimums: int) -> None:
-    """Raises UserError if an argument, a number or a list of numbers, is below its minimum."""
+    """Raise UserError if an argument, a number or a list of numbers, is below its minimum."""
     for name, minimum in minimums.items():
         value = getattr(args, name)
         if value is not None and min(value if isinstance(value, list) else [value]) < minimum:
@@ -177,7 +177,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 def load_tokenizer(model: str) -> Any:
     if Path(model).is_absolute() and not Path(model).is_dir():
-        raise UserError(f"there is no folder {model}: name that of the model, in Hugging Face format")
+        raise UserError(f"there is no folder {model}: name the folder of a model in Hugging Face format")
     from transformers import AutoTokenizer
 
     try:
@@ -187,6 +187,6 @@ def load_tokenizer(model: str) -> Any:
 
 
 def prompt_ids(tokenizer: Any, messages: list[dict[str, str]], template: Mapping[str, Any]) -> list[int]:
-    """Token ids of chat messages as the model's template renders them, ready for the answer."""
+    """Token ids of chat messages rendered by the model's template, ready for the answer."""
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template)
     return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generate answers to the questions of a data set with SAM off or on; a call that was interrupted can be repeated."""
+"""Generate answers to the questions of a data set with SAM off or on; an interrupted call can be resumed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
     parser.add_argument("--sam", choices=("off", "batch"), required=True, help="speculation off, or on")
-    parser.add_argument("--k", type=int, default=3, help="drafted tokens a step (default 3)")
+    parser.add_argument("--k", type=int, default=3, help="drafted tokens per step (default 3)")
     parser.add_argument(
-        "--threshold", type=int, help="draft while at most so many requests run; default --batch, so always"
+        "--threshold", type=int, help="draft while at most this many requests run; default --batch, so always"
     )
     parser.add_argument("--verify", default="rejection", help="rejection (default) or seeded")
     parser.add_argument("--n", type=int, default=1, help="answers to each question (default 1)")
@@ -44,7 +44,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the questions that `args.out` lacks; 1 if a run with speculation had no draft accepted, else 0."""
+    """Answer the questions that `args.out` lacks; return 1 if speculation was on but no draft was accepted, else 0."""
     at_least(args, n=1, batch=1, tensor_parallel=1, k=1, max_tokens=1, threshold=1, temperature=0, top_k=0)
     if not 0 < args.top_p <= 1:
         raise UserError(f"--top-p must be above 0 and at most 1, got {args.top_p}")
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     with _results(args.out, header) as (file, done):
         left = [(number, question) for number, question in enumerate(selected) if question.key not in done]
         if done:
-            print(f"{len(done)} of {len(selected)} questions are answered in {args.out}; going on", flush=True)
+            print(f"{len(done)} of {len(selected)} questions are answered in {args.out}; resuming", flush=True)
         if left:
             for row in _answer(left, args, header):
                 with naming(args.out):
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"pass@1 {right:.1%}: {len(rows)} questions, {args.n} answers to each; `compare` has intervals and a test")
     print(f"{drafted:,} draft tokens verified, {accepted:,} accepted")
     if args.sam != "off" and not accepted:
-        print("error: speculation was asked for, but no draft was accepted: this run shows nothing", file=sys.stderr)
+        print("error: speculation was requested, but no draft was accepted: this run shows nothing", file=sys.stderr)
         return 1
     return 0
 
@@ -95,7 +95,7 @@ def describe(args: argparse.Namespace, count: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
-    """The file of results, open to append rows, and its complete rows. Raises UserError if it has other settings."""
+    """Open the file of results to append rows; yield it and its complete rows. Raises UserError on other settings."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "ab+")  # noqa: SIM115
@@ -112,7 +112,7 @@ def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dic
         content = file.read()
         whole = content.rpartition(b"\n")[0]
         if not whole and not BEGINNING.startswith(content[: len(BEGINNING)]):
-            raise UserError(f"{path} is another file, not one of results: name a new one")
+            raise UserError(f"{path} is not a file of results: name a new file")
         known, rows = read(path) if whole else ({}, {})
         if not rows:
             file.truncate(0)
@@ -128,13 +128,13 @@ def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dic
 
 
 def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: dict[str, Any]) -> Iterator[dict]:
-    """A row of results for each question, as soon as all its answers have ended."""
+    """Yield a row of results for each question, as soon as all its answers have ended."""
     from sam_core.seeds import request_seed
 
     tokenizer = load_tokenizer(args.model)
     prompts = [prompt_ids(tokenizer, question.messages, args.template) for _, question in left]
     sampling = {name: getattr(args, name) for name in SAMPLING}
-    # In mode rejection a seed for each request is slow, and on a CPU it ends vLLM 0.23 in chunked prefill.
+    # With `rejection` a seed for each request is slow, and on a CPU it crashes vLLM 0.23 in chunked prefill.
     seeded = args.verify == "seeded"
     requests = [
         (prompt, sampling | ({"seed": request_seed(args.seed, 0, number, sibling)} if seeded else {}))
@@ -143,7 +143,7 @@ def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: 
     ]
     settings = {
         "max_model_len": max(map(len, prompts)) + args.max_tokens,
-        "seed": request_seed(args.seed, 0, len(left), 0) % 2**31,  # a run that goes on must not repeat random numbers
+        "seed": request_seed(args.seed, 0, len(left), 0) % 2**31,  # a resumed run must not repeat random numbers
         **header["engine"],
     }
     collected: list[list] = [[None] * args.n for _ in left]
@@ -178,7 +178,7 @@ def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The header of a file of results and its rows by the question's key.
 
-    An incomplete last line is ignored. Raises UserError if the file cannot be read, or is not one of results.
+    Ignores an incomplete last line. Raises UserError if the file cannot be read or is not a file of results.
     """
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
@@ -188,9 +188,9 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AssertionError):
-        raise UserError(f"{path} is no file of results of `python -m llm_rl.evaluation run`") from None
+        raise UserError(f"{path} is not a file of results of `python -m llm_rl.evaluation run`") from None
 
 
 def right_answers(row: dict[str, Any]) -> int:
-    """How many of the answers in a row of results are right."""
+    """Number of right answers in a row of results."""
     return sum(scores.score(row["data_source"], answer["text"], row["truth"]) for answer in row["answers"])

@@ -15,7 +15,7 @@ from llm_rl.evaluation import scores
 
 @dataclass(frozen=True)
 class Question:
-    """key: a hash of prompt and result, which names the question in result files; messages: the chat that asks it."""
+    """A question. key: hash of prompt and result, its identifier in result files; messages: the chat that asks it."""
 
     key: str
     data_source: str
@@ -24,7 +24,7 @@ class Question:
 
 
 def read(path: Path, limit: int | None = None) -> list[Question]:
-    """The first `limit` questions of a Parquet or JSON Lines file; all without it. Raises UserError."""
+    """The first `limit` questions of a Parquet or JSON Lines file, or all. Raises UserError."""
     if limit is not None and limit < 1:
         raise UserError(f"--limit must be at least 1, got {limit}")
     questions: dict[str, Question] = {}
@@ -38,16 +38,16 @@ def read(path: Path, limit: int | None = None) -> list[Question]:
                 raise TypeError
             if source.startswith("aime") and re.fullmatch("0[0-9]+", truth):
                 raise ValueError(
-                    f"the answer {truth!r} has leading zeros, so none would be right: prepare the file again"
+                    f"the result {truth!r} has leading zeros, so no answer would be right: prepare the file again"
                 )
-            scores.score(source, "", truth)  # fails now rather than after the answers
+            scores.score(source, "", truth)  # so that it fails now, not after the answers
             named = repr(([(m["role"], m["content"]) for m in messages], truth))
         except (KeyError, TypeError, ValueError) as error:
             of_schema = "not in verl's schema; `python -m llm_rl.data` writes it"
             raise UserError(f"{path}, {place}: {error if isinstance(error, ValueError) else of_schema}") from None
         key = hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
         if key in questions:
-            raise UserError(f"{path}, {place}, repeats a question: prepare it by `python -m llm_rl.data`")
+            raise UserError(f"{path}, {place}, repeats a question: prepare the file with `python -m llm_rl.data`")
         questions[key] = Question(key, source, messages, truth)
     if not questions:
         raise UserError(f"{path} has no questions")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an answer is right: one scorer for all pin sets, for evaluation only.
+"""Score answers for evaluation, in the same way in all pin sets.
 
 Answers of DAPO, AIME and sums are right if the recipes' reward (llm_rl.rewards) says so.
 
-No recipe trains on GSM8K and MATH-500. There the result of an answer is what follows the last "####" in GSM8K, else
-what is in the last \\boxed{}. Only what follows the last </think> counts. Two results are equal if they are the same
-number, exactly, or the same text after different LaTeX spellings are unified.
+Answers of GSM8K and MATH-500 are scored here, ignoring everything up to the last </think>. The result of an answer is
+what follows the last "####" (GSM8K only), else the content of the last \\boxed{}. Two results are equal if they are
+exactly the same number, or the same text after LaTeX spellings are normalised.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def score(data_source: str, answer: str, truth: str) -> bool:
     elif data_source == "HuggingFaceH4/MATH-500":
         given = _boxed(text)
     else:
-        known = "openai/gsm8k, HuggingFaceH4/MATH-500, math, math_dapo and those that begin with aime"
+        known = "openai/gsm8k, HuggingFaceH4/MATH-500, math, math_dapo and names that begin with aime"
         raise ValueError(f"no scorer for data_source {data_source!r}; known: {known}")
     return given is not None and equal(given, truth)
 
 
 def _hashes(text: str) -> str | None:
-    """The first number after the last ####: words may follow it, results in GSM8K are numbers."""
+    """The first number after the last ####; other words may surround it."""
     matches = re.findall(r"####[^\n\d-]*(-?[^\n\d-]*\d[\d,]*(?:\.\d+)?)", text)
     return re.sub(r"[^\d.,-]", "", matches[-1]) if matches else None
 
 
 def _boxed(text: str) -> str | None:
-    """What is in the last \\boxed{}, braces inside it counted; None without one, or where it never closes."""
+    """The content of the last \\boxed{}, with nested braces; None if there is none, or it is not closed."""
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
     if start < 0:
         return None
@@ -69,7 +69,7 @@ def equal(one: str, other: str) -> bool:
 
 
 def normal(text: str) -> str:
-    """A result with LaTeX's and typography's variants brought to one; no value is computed."""
+    """Normalise the LaTeX and typography of a result, without computing its value."""
     text = text.strip().replace("\u2212", "-").replace("\u2013", "-").replace("\u00d7", "\\times")
     text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}", _words, text)
     text = text.replace("{,}", ",").replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
@@ -87,12 +87,12 @@ def normal(text: str) -> str:
 
 
 def _words(match: re.Match) -> str:
-    """Words after a number are its unit and are dropped; words alone are the result."""
+    """Drop words after a number, which are its unit; keep other words, which are the result."""
     return match[1] if not re.search(r"[\d}]\s*$", match.string[: match.start()]) else " "
 
 
 def number(text: str) -> Fraction | None:
-    """The value of a normalised number: whole, decimal, a/b, \\frac{a}{b}, or a whole number and a fraction."""
+    """The value of a normalised number: an integer, a decimal, a/b, \\frac{a}{b}, or an integer and a fraction."""
     if re.fullmatch(NUMBER, text):
         return Fraction(text)
     if match := re.fullmatch(rf"({NUMBER})/({NUMBER})", text):
@@ -110,7 +110,7 @@ def _ratio(top: str, bottom: str) -> Fraction | None:
 
 
 def _parts(text: str) -> list[str]:
-    """The elements of a tuple, interval or list: what commas outside brackets part."""
+    """The elements of a tuple, interval or list, separated by commas outside brackets."""
     if len(text) > 2 and text[0] in "([{" and text[-1] in ")]}":
         text = text[1:-1]
     parts, depth = [""], 0

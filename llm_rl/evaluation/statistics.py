@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """pass@1 and its difference between two arms, with intervals and a test, over questions with several answers each.
 
-Answers to one question are not independent, so the unit is the question: an interval is about other questions like
-these, with newly sampled answers.
+Answers to one question are not independent, so the unit is the question: an interval describes other questions of the
+same kind with newly sampled answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval of confidence CONFIDENCE, all as shares, and its standard error over questions."""
+    """A value with its confidence interval at level CONFIDENCE and its standard error over questions, as shares."""
 
     value: float
     low: float
@@ -31,9 +31,9 @@ class Estimate:
 def pass_at_1(right: Sequence[int], answers: int) -> Estimate:
     """pass@1: the mean over questions of the share of right answers, with Wilson's interval.
 
-    The interval is that of n independent answers, with n chosen so that they have the standard error measured over the
-    questions, bounded by the number of questions and the number of answers. Unlike mean +- 1.96 standard errors it
-    keeps its coverage near 0 and 1.
+    The interval is that of n independent answers, where n yields the standard error measured over the questions and
+    lies between the number of questions and the number of answers. Unlike mean +- 1.96 standard errors, it keeps its
+    coverage near 0 and 1.
 
     Args:
         right: right answers to each question, at least one question.
@@ -54,8 +54,8 @@ def pass_at_1(right: Sequence[int], answers: int) -> Estimate:
 def difference(off: Sequence[int], on: Sequence[int], answers: int) -> Estimate:
     """pass@1 of `on` minus that of `off` on the same questions, with Student's interval over questions.
 
-    If all questions differ by the same amount, or none at all, up to a share of 1 - (1 - CONFIDENCE)^(1/questions) of
-    other questions may do otherwise: the interval is what the difference would be if they all differed by -1, or by 1.
+    If all questions have the same difference, up to a share of 1 - (1 - CONFIDENCE)^(1/questions) of other questions
+    may have another one: the ends of the interval assume that these all differ by -1, or all by 1.
     """
     shares = [(b - a) / answers for a, b in zip(off, on, strict=True)]
     questions, mean = len(shares), fmean(shares)
@@ -70,9 +70,9 @@ def difference(off: Sequence[int], on: Sequence[int], answers: int) -> Estimate:
 def paired_test(off: Sequence[int], on: Sequence[int]) -> float:
     """Two-sided p-value of the exact sign-flip test over questions.
 
-    If the arms sample alike, each question's difference of right answers is as likely as its negative. The p-value is
-    the share of all sign patterns whose sum is at least as far from 0 as the observed sum, computed without sampling.
-    With one answer to each question it is McNemar's exact test.
+    If the arms have the same distribution, each question's difference of right answers is as likely as its negative.
+    The p-value is the share of all sign patterns whose sum is at least as far from 0 as the observed sum, computed
+    exactly. With one answer per question this is McNemar's exact test.
 
     Args:
         off, on: right answers to each question in each arm.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Sourced by every run_*.sh: the repository, the environment of the pin set, and `launch`.
-# PIN or the override pin_set=... chooses the pin set, PYTHON another interpreter (in a container, say).
+# Sourced by every run_*.sh: finds the repository and the pin set's environment, and defines `launch`.
+# PIN or the override pin_set=... chooses the pin set, PYTHON another interpreter, for example in a container.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -12,7 +12,7 @@ export PIN=${PIN:-vllm-0.23}
 pin=$PIN
 if [[ ! -f $root/patches/$pin/pins.toml ]]; then
     choices=$(cd "$root/patches" && echo */pins.toml)
-    echo "error: $pin is no pin set: choose from ${choices//\/pins.toml/}" >&2
+    echo "error: $pin is not a pin set: choose from ${choices//\/pins.toml/}" >&2
     exit 1
 fi
 python=${PYTHON:-$root/.venvs/$pin/bin/python}

@@ -4,7 +4,7 @@
 #   run_dapo_qwen3_32b_128die_customer.sh                 SAM as in the article
 #   run_dapo_qwen3_32b_128die_customer.sh sam=off         the baseline
 #   run_dapo_qwen3_32b_128die_customer.sh profile=recommended     our settings instead of the article's
-#   run_dapo_qwen3_32b_128die_customer.sh --dry-run       what would run, and the layout's memory
+#   run_dapo_qwen3_32b_128die_customer.sh --dry-run       print what would run, and the memory
 # SAM_RL_MODELS, SAM_RL_DATA: folders of models and data; SAM_RL_INTERFACE: the network interface between hosts.
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of two-digit numbers, solved step by step: the task of the tiny model.
 
-Answers look like long reasoning in the ways that matter to drafting and to DAPO: most are short and a few are many
-times longer, later parts repeat earlier ones in other words, and now and then a step is wrong. Standard library only.
+Answers resemble long reasoning in what matters to drafting and DAPO: most are short and a few are many times longer,
+later parts repeat earlier ones in other words, and a step is sometimes wrong. Standard library only.
 """
 
 import random
@@ -28,7 +28,7 @@ def rng_for(seed, purpose):
 
 
 def problems(count, rng, long_share=LONG_SHARE):
-    """`count` different tuples of terms, `long_share` of them long."""
+    """`count` different tuples of terms; a tuple is long with probability `long_share`."""
     chosen: dict[tuple[int, ...], None] = {}
     while len(chosen) < count:
         lengths = LONG_TERMS if rng.random() < long_share else SHORT_TERMS
@@ -37,30 +37,30 @@ def problems(count, rng, long_share=LONG_SHARE):
 
 
 def question(terms):
-    """The prompt text of a problem, instructions before and after."""
+    """The prompt text of a problem, with instructions before and after it."""
     return f"{BEFORE}What is {' + '.join(map(str, terms))}?{AFTER}"
 
 
 def messages(terms):
-    """The chat messages that pose a problem: one, from the user."""
+    """The chat messages of a problem: one from the user."""
     return [{"content": question(terms), "role": "user"}]
 
 
 def row(index, terms):
-    """One row in the schema of DAPO-Math-17k."""
+    """A row in the schema of DAPO-Math-17k."""
     return verl_row("math_dapo", question(terms), str(sum(terms)), str(index), "rule-lighteval/MATH_v2")
 
 
 def correct(answer, terms):
-    """Whether the last "Answer:" in the last 300 characters gives the sum, as verl's math_dapo scorer decides."""
+    """Whether the last "Answer:" in the last 300 characters gives the sum, like verl's math_dapo scorer."""
     results = re.findall(r"Answer\s*:\s*([^\n]+)", answer[-300:], re.IGNORECASE)
     return bool(results) and results[-1].strip() == str(sum(terms))
 
 
 def solution(terms, rng, checked=True):
-    """One worked answer: a first pass, any number of checks (none unless `checked`), and the last total as the result.
+    """A worked answer: a first pass, a random number of checks (none unless `checked`), and the last total as result.
 
-    A check that disagrees with the pass before it is followed by another one.
+    A check that disagrees with the previous pass is followed by another check.
     """
     careful = len(terms) <= max(SHORT_TERMS) and rng.random() < CAREFUL_SHARE
     planned = rng.choice(CAREFUL_CHECKS) if careful else 0

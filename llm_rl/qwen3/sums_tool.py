@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tool for the tiny model's sums, and how verl's agent loop finds calls of it; loaded as
+"""A tool for the tiny model's sums, and the parser that finds its calls in verl's agent loop; loaded as
 rollout.multi_turn.function_tool_path.
 
-The tiny model knows no tools: the numbers that an answer adds are taken as a call, so each conversation has two turns
-of it.
+The tiny model does not know tools. The numbers that its answer adds count as a call, so it has two turns in each
+conversation.
 """
 
 import json
@@ -20,14 +20,14 @@ def add(numbers: list[int]) -> str:
     """Add numbers.
 
     Args:
-        numbers: what to add.
+        numbers: the numbers to add.
     """
     return f"The sum is {sum(numbers)}."
 
 
 @ToolParser.register("sums")
 class SumsParser(ToolParser):
-    """Finds a call of `add` in an answer, rollout.multi_turn.format: sums."""
+    """Finds a call of `add` in an answer; set by rollout.multi_turn.format: sums."""
 
     async def extract_tool_calls(self, responses_ids, tools=None):
         text = self.tokenizer.decode(responses_ids, skip_special_tokens=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the tiny model behaves when sampled: answer lengths, accuracy, and how well its answers draft themselves."""
+"""Measure sampled answers of the tiny model: length, accuracy, and tokens per pass with drafts from the same answer."""
 
 import numpy as np
 
@@ -12,15 +12,15 @@ DRAFT = 3  # tokens proposed in each pass of the replay
 
 
 def encode_prompt(tokenizer, terms):
-    """Token ids of a problem as the chat template renders it."""
+    """Token ids of a problem rendered by the chat template."""
     text = tokenizer.apply_chat_template(sums.messages(terms), add_generation_prompt=True, tokenize=False)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def sample(model, tokenizer, prompts, limit, seed):
-    """One answer for each prompt at temperature 1, all in one batch that shrinks as answers end.
+    """Sample one answer to each prompt at temperature 1, in one batch that shrinks as answers end.
 
-    `prompts` and the result are lists of lists of token ids; an answer ends with the end token unless it was cut off
+    `prompts` and the result are lists of lists of token ids. An answer ends with the end token unless it was truncated
     at `limit` tokens.
     """
     import torch
@@ -53,7 +53,7 @@ def sample(model, tokenizer, prompts, limit, seed):
 
 
 def replay(prompt, answer, k=DRAFT):
-    """Verification passes that `answer` takes when up to `k` tokens are drafted for each from prompt and answer alone.
+    """Number of verification passes for `answer`, with up to `k` tokens per pass drafted from prompt and answer.
 
     A pass yields the drafted tokens that equal the answer's, and one more.
     """
@@ -76,9 +76,10 @@ def replay(prompt, answer, k=DRAFT):
 def measure(model, tokenizer, seed):
     """Sample SAMPLES answers to each of PROMPTS new problems and describe them.
 
-    Returns a dict: accuracy; mixed_prompts, the share whose answers are neither all right nor all wrong; response
-    lengths in tokens; cut_off, the share that reached MAX_RESPONSE; tail_share, the share longer than three times the
-    median; and tokens a verification pass in the replay, over all answers and over the tail (None without a tail).
+    Returns a dict: accuracy; mixed_prompts, the share of prompts with both right and wrong answers; response lengths in
+    tokens; cut_off, the share of answers truncated at MAX_RESPONSE; tail_share, the share of answers longer than three
+    times the median; and tokens per verification pass in the replay, for all answers and for the tail (None without
+    one).
     """
     problems = sums.problems(PROMPTS, sums.rng_for(seed, "measurement"))
     prompts = [ids for terms in problems for ids in [encode_prompt(tokenizer, terms)] * SAMPLES]

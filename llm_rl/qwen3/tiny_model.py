@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiny Qwen3 that runs the whole loop on any machine, with its tokenizer and data; and the command that trains it.
+"""The tiny Qwen3 that runs the whole loop on any machine, its tokenizer and data, and the command that trains it.
 
     python -m llm_rl.qwen3.tiny_model --out DIR [--seed 0]
 
-FOLDER holds the trained model as the repository ships it: a Hugging Face model folder (Qwen3ForCausalLM, float32, half
-a million parameters, byte-level BPE tokenizer), train.parquet and test.parquet in the schema of DAPO-Math-17k, and
-provenance.json: how the folder was made, how the model behaves when sampled, and the SHA-256 of each file. The command
-takes about two minutes and writes the folder as a whole or not at all. Training takes a fixed number of steps in
-float32 on one CPU thread (the batches are small, and threads that wait for each other are slow on a busy machine): a
-seed gives the same data everywhere, and the same model for the same torch and type of processor.
+FOLDER holds the trained model that is shipped with the repository: a Hugging Face model folder (Qwen3ForCausalLM,
+float32, half a million parameters, byte-level BPE tokenizer), train.parquet and test.parquet in the schema of
+DAPO-Math-17k, and provenance.json: the command, measurements of sampled answers, and the SHA-256 of each file. The
+command takes about two minutes and writes the folder all or nothing. Training runs a fixed number of steps in float32
+on one CPU thread (the batches are small, and threads that wait for each other are slow on a busy machine). A seed gives
+the same data everywhere, and the same model for the same torch and type of processor.
 """
 
 import argparse
@@ -39,7 +39,7 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(seed):
-    """A byte-level BPE tokenizer of the task's words and single digits, with a short form of Qwen's chat template."""
+    """A byte-level BPE tokenizer for the task's words and single digits, with a short form of Qwen's chat template."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -60,7 +60,7 @@ def make_tokenizer(seed):
 
 
 def make_model(tokenizer):
-    """An untrained Qwen3ForCausalLM, float32, its vocabulary rounded up to a multiple of 64."""
+    """An untrained float32 Qwen3ForCausalLM, with the vocabulary size rounded up to a multiple of 64."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(
@@ -85,9 +85,9 @@ def make_model(tokenizer):
 def training_batches(tokenizer, seed, steps):
     """Yield `steps` batches: input_ids and labels, int64 [B, T], padded on the right.
 
-    The first BASIC_SHARE of them are short problems without checks, from which adding is learnt soonest. Texts of like
-    length share a batch, so that little of it is padding. Labels are -100 outside the answer, so padding needs no
-    attention mask: what follows a token does not reach it.
+    The first BASIC_SHARE of the batches are short problems without checks, from which the model learns addition
+    fastest. Texts of similar length share a batch, to reduce padding. Labels are -100 outside the answer; padding needs
+    no attention mask, because a token does not attend to later ones.
     """
     import torch
 
@@ -122,12 +122,10 @@ def training_batches(tokenizer, seed, steps):
 
 
 def orthogonalize(matrix):
-    """The nearest (semi-)orthogonal matrix, roughly.
+    """Approximate the nearest (semi-)orthogonal matrix by five Newton-Schulz steps, like torch.optim.Muon.
 
-    Five Newton-Schulz steps, as torch.optim.Muon takes, but in float32.
-
-    torch 2.11 takes them in bfloat16 (torch/optim/_muon.py), which is 30 times as slow on a CPU without instructions
-    for it.
+    torch 2.11 computes them in bfloat16 (torch/optim/_muon.py), which is 30 times as slow as float32 on a CPU without
+    bfloat16 instructions.
     """
     import torch
 
@@ -154,7 +152,7 @@ def muon_step(matrices, momenta, rate):
 
 
 def train(model, tokenizer, seed, steps):
-    """Train on worked answers for `steps` batches: Muon for the matrices, Adam for the rest, rates linear to zero.
+    """Train on `steps` batches of worked answers: Muon for the matrices, Adam for the rest, linear decay to zero.
 
     Returns the loss of each batch.
     """
@@ -195,7 +193,7 @@ def write_data(folder, seed):
 
 
 def build(folder, seed, steps):
-    """Write the model, the tokenizer and the data into `folder`; return the measurements of the trained model."""
+    """Write the model, the tokenizer and the data to `folder`; return measurements of the trained model."""
     import torch
     import transformers
 
@@ -226,16 +224,16 @@ def check(folder=FOLDER):
 
 
 def report(measured):
-    """Print the measurements; the last line says the accuracy."""
+    """Print the measurements; the last line has the accuracy."""
     length = measured["response_length"]
     print("response length in tokens:", ", ".join(f"{name} {value}" for name, value in length.items()), end="; ")
-    print(f"{measured['cut_off']:.1%} cut off, {measured['tail_share']:.1%} longer than three times the median")
+    print(f"{measured['cut_off']:.1%} truncated, {measured['tail_share']:.1%} longer than three times the median")
     tail = measured["tail_tokens_per_pass"]
     longest = f", {tail:.2f} in the longest answers" if tail else ""
     passes = f"{measured['tokens_per_pass']:.2f}{longest}"
-    print(f"tokens a pass with {tiny_measure.DRAFT} drafted from the answer itself: {passes}")
+    print(f"tokens per pass with {tiny_measure.DRAFT} drafted from the answer itself: {passes}")
     answers = f"({tiny_measure.PROMPTS} prompts x {tiny_measure.SAMPLES})"
-    mixed = f"{measured['mixed_prompts']:.1%} of the prompts mixed"
+    mixed = f"{measured['mixed_prompts']:.1%} of the prompts have right and wrong answers"
     print(f"accuracy {measured['accuracy']:.1%} at temperature 1 {answers}, {mixed}")
 
 
@@ -252,7 +250,7 @@ def main(argv=None):
     begin = time.monotonic()
     out = args.out.absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise SystemExit(f"tiny_model: {args.out} is there already; name a new or empty folder.")
+        raise SystemExit(f"tiny_model: {args.out} exists already: name a new or empty folder.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports made from finished runs."""
+"""Reports on finished runs."""

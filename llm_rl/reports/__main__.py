@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn finished runs into a report.
+"""Write a report on finished runs.
 
     python -m llm_rl.reports report --off RUN_DIR --on RUN_DIR [--auto RUN_DIR] [--article] --out DIR
 
-Prints a table and writes report.html, report.md, both in Chinese too (.zh), summary.json and pictures/ into DIR. Exits
-with 1 and one sentence, and writes nothing, if the runs cannot be compared or a run with speculation never speculated.
+Prints a table and writes report.html and report.md, each also in Chinese (.zh), summary.json and pictures/ to DIR. If
+the runs cannot be compared, or a run with speculation verified no draft, exits with status 1 and one sentence and
+writes nothing.
 """
 
 import argparse
@@ -24,9 +25,9 @@ from llm_rl.reports.runs import read_run
 
 
 def load(folders):
-    """The summary and the Runs of {"off": folder, "on": ..., "auto": ...}, one of ARMS perhaps missing.
+    """The summary and the Runs of {"off": folder, "on": ..., "auto": ...}; "on" or "auto" may be missing.
 
-    Raises UserError if one of them cannot be used.
+    Raises UserError if a folder cannot be used.
     """
     runs = {arm: read_run(folder) for arm, folder in folders.items()}
     answers = {arm: read_answers(folder) for arm, folder in folders.items()}
@@ -35,10 +36,10 @@ def load(folders):
 
 
 def write(out, summary, runs, accuracy=(), article=False, inputs=()):
-    """Write the report to the folder `out`, all of it or nothing.
+    """Write the report to the folder `out`, all or nothing.
 
-    article: with the article's curves; inputs: files that must not be overwritten. Raises ValueError or OSError if the
-    report cannot be written.
+    article: whether to add the article's curves; inputs: files that must not be overwritten. Raises ValueError or
+    OSError if the report cannot be written.
     """
     from llm_rl.reports.pictures import draw
 
@@ -58,13 +59,13 @@ def write(out, summary, runs, accuracy=(), article=False, inputs=()):
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m llm_rl.reports", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True, metavar="report")
-    report = commands.add_parser("report", help="compare finished runs that differ in speculation alone")
+    report = commands.add_parser("report", help="compare finished runs that differ only in speculation")
     report.add_argument("--off", type=Path, required=True, metavar="RUN_DIR", help="the run without speculation")
     for arm in ARMS:
         report.add_argument(f"--{arm}", type=Path, metavar="RUN_DIR", help=f"the run with {NAMES[arm]}")
-    evaluated = "files that `llm_rl.evaluation compare --out` wrote"
+    evaluated = "files written by `llm_rl.evaluation compare --out`"
     report.add_argument("--accuracy", type=Path, nargs="+", default=[], metavar="FILE", help=evaluated)
-    report.add_argument("--article", action="store_true", help="draw the article's curves with those of the runs")
+    report.add_argument("--article", action="store_true", help="add the article's curves to the pictures")
     report.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the report")
     args = parser.parse_args(argv)
     folders = {arm: folder for arm in ("off", *ARMS) if (folder := getattr(args, arm))}

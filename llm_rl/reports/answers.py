@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sampled tokens two seeded runs share, from their logs of answers, and the cause of the first difference."""
+"""Compare the sampled tokens in the answer logs of two seeded runs, and find the cause of the first difference."""
 
 import json
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from llm_rl.errors import UserError
 
 FORWARD, TRAINING, PROMPTS, UNKNOWN = "forward", "training", "prompts", "unknown"
 DIVERGED = 4
-"""Differences of log-probabilities above this many times that of step 1 come from the weights, not from rounding."""
+"""Log-probability differences more than this many times those of step 1 come from the weights, not from rounding."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class LoggedAnswer:
     """One logged answer: a hash of its prompt's token ids, its token ids, and their log-probabilities or None."""
 
     prompt_hash: str
@@ -21,7 +21,7 @@ class Answer:
 
 
 def read_answers(folder):
-    """The answers that a run logged, {(training step, prompt, answer): Answer}; empty if it logged none.
+    """The answers that a run logged, {(training step, prompt, answer): LoggedAnswer}; empty if it logged none.
 
     Raises UserError if a log cannot be read or is damaged.
     """
@@ -35,17 +35,17 @@ def read_answers(folder):
             try:
                 step, prompt, sibling, prompt_hash, tokens, log_probs = json.loads(line)
             except (TypeError, ValueError):
-                raise UserError(f"{path}, line {number}, is not an answer: six values belong there") from None
-            answers[step, prompt, sibling] = Answer(prompt_hash, tokens, log_probs)
+                raise UserError(f"{path}, line {number}, is not an answer: it must have six values") from None
+            answers[step, prompt, sibling] = LoggedAnswer(prompt_hash, tokens, log_probs)
     return answers
 
 
 def compare_answers(off, on):
-    """What two runs' answers share; None unless both logged some.
+    """Compare the answers of two runs; None unless both logged answers.
 
-    `steps` has a row a training step: answers of both runs, their tokens in the run `on`, how many of these are equal
-    (up to the first that differs in each answer), the largest difference of log-probabilities of equal tokens, and
-    answers that only one run sampled. `first_difference`: its place and cause, or None.
+    `steps` has a row for each training step: answers that both runs sampled, their tokens in the run `on`, how many of
+    these are equal (up to the first difference in each answer), the largest log-probability difference of equal tokens,
+    and answers that only one run sampled. `first_difference`: its place and cause, or None.
     """
     if not off or not on:
         return None
@@ -79,7 +79,7 @@ def compare_answers(off, on):
 
 
 def _common(a, b):
-    """How many tokens two answers share before the first that differs; none where their prompts differ."""
+    """Number of equal tokens before the first difference of two answers; 0 if their prompts differ."""
     if a.prompt_hash != b.prompt_hash:
         return 0
     shared = zip(a.tokens, b.tokens, strict=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare finished runs that differ in speculation alone: the figures of summary.json and of the table."""
+"""Compare finished runs that differ only in speculation: the figures of summary.json and of the table."""
 
 import random
 import statistics
@@ -20,7 +20,7 @@ NAMES = {"off": "SAM off", "on": "SAM on", "auto": "SAM auto"}
 
 
 def check_comparable(off, on, arm):
-    """UserError unless the runs differ in speculation alone and the run of `arm` speculated."""
+    """Raise UserError unless the runs differ only in speculation and run `arm` verified drafts."""
     for name in ("pin_set", "tree_ids", "seed", "threshold"):
         if off.record[name] != on.record[name]:
             raise UserError(f"the runs differ in {name}: {off.record[name]} off, {on.record[name]} {arm}")
@@ -33,11 +33,11 @@ def check_comparable(off, on, arm):
     if off.total("drafted"):
         raise UserError(f"the off run verified {off.total('drafted'):.0f} draft tokens: it ran with speculation")
     if not on.total("drafted"):
-        raise UserError(f"the {arm} run verified no draft: speculation was silently absent")
+        raise UserError(f"the {arm} run verified no draft: it ran without speculation")
 
 
 def _difference(off, on, path="config"):
-    """The first setting that two configurations do not share, as a dotted path."""
+    """The dotted path of the first setting that differs between two configurations."""
     if not (isinstance(off, dict) and isinstance(on, dict)):
         return path
     name = next(name for name in sorted({*off, *on}) if off.get(name) != on.get(name))
@@ -45,10 +45,11 @@ def _difference(off, on, path="config"):
 
 
 def summarize(runs, sampled=None):
-    """The content of summary.json. Times in seconds; lists have one entry a training step.
+    """The content of summary.json. Times are in seconds; lists have one entry per training step.
 
-    `runs`: {"off": Run, "on": Run} and perhaps "auto"; `sampled`: {arm: compare_answers(...)}. The first training
-    step starts engines and compiles, so means and sums leave it out where there are others.
+    runs: {"off": Run, "on": Run, "auto": Run}, where "on" or "auto" may be missing; sampled: {arm:
+    compare_answers(...)}. The first training step starts engines and compiles, so means and sums exclude it if there
+    are others.
     """
     off = runs["off"]
     for arm in runs.keys() - {"off"}:
@@ -70,7 +71,7 @@ def summarize(runs, sampled=None):
 
 
 def _recipe(record):
-    """Name of the recipe, of its model, and how many dies it takes; "-" where an old record has none."""
+    """Names of the recipe and its model, and its number of devices; "-" if an old record lacks them."""
     config = record.get("config", {})
     model, cluster = config.get("model", {}).get("path", "-"), config.get("cluster", {})
     dies = f"{cluster['nodes']} x {cluster['dies_per_node']} {cluster['device']}" if cluster else "-"
@@ -78,7 +79,7 @@ def _recipe(record):
 
 
 def _gains(off, on, first):
-    """What the Run `on` gained over `off`: {name: _gain(...)} over steps with the same number."""
+    """The gains of the Run `on` over `off`, {name: _gain(...)}, comparing steps with the same number."""
     per_token = all(run.total("tail_tokens", first) for run in (off, on))
 
     def of(name, unit=None):
@@ -103,10 +104,10 @@ def _gains(off, on, first):
 
 
 def _gain(pairs):
-    """The gain of pairs (off, on), one a training step: the median of off / on - 1.
+    """The gain over pairs (off, on), one per training step: the median of off / on - 1. None if no pair is complete.
 
-    low, high: its 95 % interval over steps (percentiles of RESAMPLES draws of steps), None with fewer than MIN_STEPS.
-    shown: whether the interval is on one side of 0. None if no step has both.
+    low, high: 95 % bootstrap interval over steps (RESAMPLES resamples), None with fewer than MIN_STEPS steps; shown:
+    whether the interval excludes 0.
     """
     ratios = [old / new - 1 for old, new in pairs if old and new]
     if not ratios:
@@ -161,9 +162,9 @@ def _arm(run, first):
 
 
 def _log_prob_differences(run):
-    """Tokens of all training steps by the upper bound of their difference between rollout and training.
+    """Tokens of all training steps by upper bound of their log-probability difference between rollout and training.
 
-    Empty if none logged it.
+    Empty if no step logged it.
     """
     counts: dict[str, float] = {}
     for step in run.steps:
@@ -180,38 +181,35 @@ def arms_of(summary):
 
 
 def gained_cell(gain):
-    """A gain with its interval, or "-" where none is shown."""
+    """A gain with its interval, or "-" if it is not shown."""
     return "{gain:+.1%} ({low:+.1%} .. {high:+.1%})".format(**gain) if gain and gain["shown"] else "-"
 
 
 FIGURES = (
     ("engine steps", "decode_steps", ",.0f", "engine_steps"),
-    ("tokens a step and request", "tokens_per_step", ".3f", None),
-    ("engine's CPU time, ms a token", "cpu_ms_per_token", ".3f", "cpu"),
+    ("tokens per step and request", "tokens_per_step", ".3f", None),
+    ("engine's CPU time, ms per token", "cpu_ms_per_token", ".3f", "cpu"),
     ("round of generation, s", "round_s", ".2f", "round"),
-    ("rollout, s a training step", "rollout_s", ".2f", "rollout"),
+    ("rollout, s per training step", "rollout_s", ".2f", "rollout"),
     ("training step, s", "step_s", ".2f", "step"),
-    ("rollout, ms a token", "rollout_ms_per_token", ".3f", "rollout_per_token"),
+    ("rollout, ms per token", "rollout_ms_per_token", ".3f", "rollout_per_token"),
     ("tail, s", "tail_s", ".2f", "tail"),
-    ("tail, ms a token", "tail_ms_per_token", ".3f", "tail"),
+    ("tail, ms per token", "tail_ms_per_token", ".3f", "tail"),
     ("tokens", "tokens", ",.0f", None),
     ("draft tokens verified", "drafted", ",.0f", None),
     ("draft tokens accepted", "accepted", ",.0f", None),
-    ("of them padding", "padding", ",.0f", None),
+    ("padding among them", "padding", ",.0f", None),
     ("acceptance", "acceptance_rate", ".1%", None),
     ("steps with the switch on", "switch_on_share", ".1%", None),
-    ("drafting, ms an engine step", "draft_ms", ".3f", None),
+    ("drafting, ms per engine step", "draft_ms", ".3f", None),
     ("mean reward", "reward", "+.3f", None),
     ("mean answer, tokens", "length", ".1f", None),
 )
-"""The main figures: what it is, its name, its format, and the name of its gain.
-
-Those that load does not change stand first.
-"""
+"""The main figures: label, name, format, and name of the gain; first those that do not depend on machine load."""
 
 
 def figures(summary):
-    """Rows of FIGURES: what it is, the cell of `off`, and for each other arm its cell and its gain."""
+    """Rows of FIGURES: label, value of `off`, and for each other arm its value and its gain."""
     first = summary["first_step_counted"] - 1
     off, *others = (summary[arm] for arm in arms_of(summary))
     per_token = all(arm["tail_is_per_token"] for arm in others)
@@ -238,7 +236,7 @@ def figures(summary):
 
 
 def _means(arm, first, per_token):
-    """Figures of an arm that summary.json has not: milliseconds a token, mean reward and length."""
+    """Figures of an arm that summary.json lacks: milliseconds per token, mean reward and length."""
 
     def mean(name):
         values = [value for value in arm[name][first:] if value is not None]
@@ -253,6 +251,6 @@ def _means(arm, first, per_token):
 
 
 def busy_loads(summary):
-    """The load of the machine by name of the run, if it was busy with other work in one of them, else None."""
+    """The machine load of each run by its name, if the machine was busy with other work in any run, else None."""
     loads = {NAMES[arm]: load for arm in arms_of(summary) if (load := summary[arm]["load"])}
     return loads if any(map(busy, loads.values())) else None

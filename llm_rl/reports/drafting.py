@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gains and costs of drafting in a run: by position in the answer, by source, by running requests."""
+"""Gains and costs of drafting in a run, by position in the answer, by source, and by running requests."""
 
 import re
 from statistics import median
@@ -8,10 +8,9 @@ from llm_rl.reports.runs import SPEC
 
 
 def positions(run, first):
-    """Rows {"from", "steps", "tokens"} from the `first` training step on, in order of the position in the answer.
+    """Rows {"from", "steps", "tokens"} since the `first` training step, by position in the answer.
 
-    `steps` are engine steps of one request in which it had a draft, `tokens` what it gained in them; [] where the run
-    did not log them.
+    steps: steps of single requests with a draft; tokens: tokens gained in these steps. [] if the run did not log them.
     """
     starts = {int(m[1]) for step in run.steps[first:] for name in step if (m := _match("steps_from_(\\d+)", name))}
     return [
@@ -21,9 +20,9 @@ def positions(run, first):
 
 
 def sources(run, first):
-    """{source: {"proposed", "accepted"}}, draft tokens from the `first` training step on, of the sources that had some.
+    """Draft tokens since the `first` training step, {source: {"proposed", "accepted"}}, for sources that proposed any.
 
-    {} where the run did not log them.
+    {} if the run did not log them.
     """
     names = {m[1] for step in run.steps[first:] for name in step if (m := _match("proposed_(\\w+)", name))}
     counts = {name: {what: run.total(f"{what}_{name}", first) for what in ("proposed", "accepted")} for name in names}
@@ -35,14 +34,11 @@ def _match(pattern, name):
 
 
 def step_costs(run, first):
-    """Engine steps by running requests: rows that say what drafts cost and bring.
+    """Costs and gains of drafts by running requests, since the `first` training step.
 
-    A row has min_running, max_running, plain, plain_ms, drafted, drafted_ms and tokens_per_step.
-
-    `plain`, `drafted`: engine steps without and with drafts from the `first` training step on; `..._ms`: the median of
-    their milliseconds, None where there are none; `tokens_per_step`: what a request gained in a step with drafts. Rows
-    are of 1, 2, 3 to 4, 5 to 8 running requests, and so on. Steps after idleness, which have no time, are left out.
-    [] without engine logs.
+    A row has min_running, max_running (1, 2, 3 to 4, 5 to 8, ...), plain and drafted (engine steps without and with
+    drafts), plain_ms and drafted_ms (their median milliseconds, None without steps) and tokens_per_step (tokens gained
+    per request and step with drafts). Excludes steps after idleness, which have no time. [] without engine logs.
     """
     groups: dict[int, tuple[list, list]] = {}
     for part in run.engine[first:]:

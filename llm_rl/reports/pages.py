@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of a report: Markdown, a template a language, and an HTML file that needs no other file.
+"""The pages of a report: Markdown, from one template per language, and a self-contained HTML file.
 
-A template gets what `variables` returns. A table in it is a filter block around the table's head.
+A template gets the result of `variables`. A table is a filter block around the table's head.
 """
 
 import base64
@@ -29,7 +29,10 @@ code { background: #f4f4f4; padding: 0 0.2em; overflow-wrap: anywhere; }
 
 
 def markdown(summary, language, accuracy=(), article=False):
-    """The report as Markdown. summary: of compare.summarize; accuracy: of accuracy.read; article: with its curves."""
+    """The report as Markdown.
+
+    summary: from compare.summarize; accuracy: from accuracy.read; article: whether to mention the article's curves.
+    """
     text = _template(language).make_module(variables(summary, accuracy, article)).report()
     return re.sub(r"\n{3,}", "\n\n", str(text)).strip() + "\n"
 
@@ -40,7 +43,7 @@ def words(language="en"):
 
 
 def text_table(summary):
-    """The main figures as lines of a terminal."""
+    """The main figures as text for a terminal."""
     names = [NAMES[arm] for arm in arms_of(summary)]
     head = ["", names[0], *(cell for name in names[1:] for cell in (name, "gain"))]
     rows = [head, *figures(summary)]
@@ -50,9 +53,9 @@ def text_table(summary):
 
 
 def page(text, language, pictures, links):
-    """An HTML file of a Markdown text.
+    """Convert Markdown to an HTML file.
 
-    pictures: {file name: bytes of a PNG}; links: {text: file name} for its first line.
+    pictures: {file name: bytes of a PNG}; links: {text: file name} for the first line.
     """
 
     def figure(match):
@@ -84,7 +87,7 @@ def _template(language):
 
 
 def table(head, rows):
-    """A Markdown table: its first line, then rows of cells."""
+    """A Markdown table. head: its first line; rows: lists of cells."""
     columns = head.strip().count("|") - 1
     return "\n".join([head.strip(), _line(["---", *["---:"] * (columns - 1)]), *map(_line, rows)]) + "\n"
 
@@ -94,12 +97,12 @@ def _line(cells):
 
 
 def relabel(rows, labels):
-    """The rows with another first cell: that of a mapping, or a format string's."""
+    """Replace the first cell of each row. labels: a mapping, or a format string."""
     return [[labels[row[0]] if isinstance(labels, dict) else labels.format(row[0]), *row[1:]] for row in rows]
 
 
 def evaluation_row(evaluation):
-    """All cells but the last one of an evaluation's row."""
+    """All cells of an evaluation's row except the last."""
     difference = evaluation["difference"]
     cells = [
         evaluation["name"],
@@ -115,13 +118,13 @@ def evaluation_row(evaluation):
 
 
 def variables(summary, accuracy, article=False):
-    """What the templates show; rows are lists of cells.
+    """The variables of the templates; rows are lists of cells.
 
-    summary; arms, others: the summary's runs, all and those with speculation, each with its `name`; loads: of the
-    machine, if it was busy; same_noise: whether all runs logged answers sampled by seed; engine_logged: whether all
-    have engine logs; quoted: the article's times where the recipe is its; article: the article's curves that the
-    pictures show, or None; figures, times, gains, positions, drafts, training, differences, facts: rows; costs,
-    sampled: rows by name of the run; trees: tree ids; evaluations.
+    summary; arms, others: all runs of the summary, and those with speculation, each with its `name`; loads: machine
+    load if it was busy; same_noise: whether all runs logged answers sampled by seed; engine_logged: whether all have
+    engine logs; quoted: the article's times if it has this recipe; article: the article's curves in the pictures, or
+    None; figures, times, gains, positions, drafts, training, differences, facts: rows; costs, sampled: rows by name of
+    the run; trees: tree ids; evaluations.
     """
     arms = [summary[arm] | {"name": NAMES[arm]} for arm in arms_of(summary)]
     others = arms[1:]
@@ -154,7 +157,7 @@ def variables(summary, accuracy, article=False):
 
 
 def _quoted(recipe):
-    """The article's seconds for a recipe of its own, as rows of the times; none for another one."""
+    """The article's times for one of its recipes, as rows; empty for other recipes."""
     seconds = CURVES["seconds"].get(recipe.removesuffix("-recommended"), {})
     columns = [seconds.get(what) for what in ("round", "rollout", "step")]
     if not seconds:
@@ -169,7 +172,7 @@ def _number(value, form):
 
 
 def _positions(arms):
-    """By position in the answer: steps with a draft and tokens a step."""
+    """Steps with a draft and tokens per step, by position in the answer."""
     rows = []
     for start in sorted({row["from"] for arm in arms for row in arm["positions"]}):
         row = [f"{start:,}"]
@@ -181,7 +184,7 @@ def _positions(arms):
 
 
 def _costs(off, arm):
-    """By running requests: times of engine steps without speculation and with drafts."""
+    """Times of engine steps without speculation and with drafts, by running requests."""
     plain_steps = {row["min_running"]: row for row in off["step_costs"]}
     rows = []
     for row in arm["step_costs"]:
@@ -197,7 +200,7 @@ def _costs(off, arm):
 
 
 def _drafts(arms):
-    """By source: draft tokens proposed, those that came true, and their share."""
+    """Draft tokens proposed, accepted, and their share, by source."""
     rows = []
     for source in sorted({source for arm in arms for source in arm["by_source"]}):
         row = [f"`{source}`"]
@@ -210,7 +213,7 @@ def _drafts(arms):
 
 
 def _training(arms, steps):
-    """By training step: reward, length and seconds of the rollout of each run."""
+    """Reward, length and rollout time of each run, by training step."""
     columns = [
         (arm[name], form)
         for name, form in (("rewards", "+.3f"), ("lengths", ".1f"), ("rollout_s_per_step", ".1f"))
@@ -220,10 +223,7 @@ def _training(arms, steps):
 
 
 def _differences(arms):
-    """By bound of the difference of log-probabilities: tokens above the bound before, and the share so far.
-
-    None unless all runs have them.
-    """
+    """Tokens by bound of their log-probability difference, and cumulative shares; empty unless all runs have them."""
     counts = [arm["log_prob_differences"] for arm in arms]
     if not all(sum(of_arm.values()) for of_arm in counts):
         return []
@@ -237,7 +237,7 @@ def _differences(arms):
 
 
 def _sampled(sampled):
-    """By training step: how many sampled answers and tokens are equal."""
+    """Numbers of equal sampled answers and tokens, by training step."""
     return [
         [row["step"], row["answers"], row["answers_equal"], f"{row['tokens']:,}", f"{row['tokens_equal']:,}"]
         + [_number(row["log_prob_difference"], ".1e"), row["only_off"], row["only_on"]]
@@ -246,8 +246,8 @@ def _sampled(sampled):
 
 
 def _facts(arms):
-    """Settings and machines, those that no run has left out."""
-    settings = {"switch": "sam", "longest draft, k": "k", "rule": "rule", "sources": "sources"}
+    """Settings and machines; rows without any value are omitted."""
+    settings = {"switch": "sam", "maximum draft length, k": "k", "rule": "rule", "sources": "sources"}
     settings |= {"minimum probability": "min_prob", "verification": "verify"}
     host = {"machine": "machine", "system": "system", "CPUs": "cpus"}
     rows = [[what, *(arm[name] for arm in arms)] for what, name in settings.items()]

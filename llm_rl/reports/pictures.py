@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report's pictures, as PNG files. Colours of Okabe and Ito, told apart also without colour vision."""
+"""The report's pictures, as PNG files, in the colour-blind safe palette of Okabe and Ito."""
 
 import io
 from collections import defaultdict
@@ -10,16 +10,16 @@ from llm_rl.reports.compare import NAMES, arms_of, busy_loads
 COLOURS = {"off": "#6e6e6e", "on": "#0072b2", "auto": "#d55e00"}
 MARKERS = {"off": "o", "on": "s", "auto": "^"}
 MIN_STEPS = 10
-"""Medians of fewer engine steps are not drawn; the table has them."""
+"""Medians of fewer engine steps are only in the table."""
 ARTICLE = {"off": ("#000000", ":"), "on": ("#009e73", "--")}
 """Colours and lines of the article's curves."""
 SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corpus": "#cc79a7", "common": "#56b4e9"}
 
 
 def draw(summary, runs, article=False):
-    """{file name: bytes of a PNG} of a summary and the Runs behind it; a picture without data is left out.
+    """Draw {file name: bytes of a PNG} from a summary and its Runs, omitting pictures without data.
 
-    article: draw the article's curves of acceptance, reward and length with those of the runs.
+    article: whether to add the article's curves of acceptance, reward and length.
     """
     pictures = {"times": _draw(_times, summary, runs), "training": _draw(_training, summary, runs, article)}
     if all(summary[arm]["step_costs"] for arm in arms_of(summary)):
@@ -33,7 +33,7 @@ def draw(summary, runs, article=False):
 
 
 def _draw(fill, summary, runs, article=False, panels=2):
-    """A picture of 1320 x 550 pixels: `fill` draws into its panels."""
+    """A picture of 1320 x 550 pixels, whose panels `fill` draws."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -94,7 +94,7 @@ def _step_costs(axes, summary):
 
 
 def _rollout(axes, summary, runs, article):
-    """Running requests of the busiest replica over time, in the last training step in which the run generated."""
+    """Draw the busiest replica's running requests over time, in the last training step in which the run generated."""
     (axes,) = axes
     threshold = summary["threshold"]
     last = {arm: next(part for part in reversed(run.engine) if part) for arm, run in runs.items()}
@@ -134,7 +134,7 @@ def _rollout(axes, summary, runs, article):
 
 
 def _curve(rows):
-    """Times since the first row and running requests, as a line with corners that falls to 0 where the engine idled."""
+    """Times since the first row and running requests, as a step curve that is 0 while the engine is idle."""
     times: list[float] = []
     running: list[int] = []
     for _, start, seconds, count, *_ in rows:
@@ -172,7 +172,7 @@ def _acceptance(axes, summary, runs, article):
         colour, line = ARTICLE["on"]
         by_position.plot(range(len(starts)), values, line, color=colour, label="the article (8B, k = 3, greedy)")
     by_position.set_xticks(range(len(starts)), [f"{at:,}" for at in starts], rotation=30)
-    title = "Tokens a step and request, "
+    title = "Tokens per step and request, "
     by_position.set(title=title + "steps with a draft", xlabel="tokens of the answer before the step, from")
     by_requests.set(title=title + "all steps", xlabel="running requests")
     by_requests.axvline(summary["threshold"] + 0.5, color="black", linewidth=0.9, linestyle="--", label="threshold")
@@ -201,7 +201,7 @@ def _drafts(axes, summary, runs, article):
             by_source.bar_label(bar, [label], padding=2, fontsize=9)
     by_source.set_xticks(range(len(names)), names)
     by_source.margins(y=0.18)
-    by_source.set(title="Draft tokens by source: proposed (light), came true (dark)", ylabel="draft tokens")
+    by_source.set(title="Draft tokens by source: proposed (light), accepted (dark)", ylabel="draft tokens")
     for arm in arms:
         sizes = summary[arm]["index_bytes"]
         numbers = range(1, len(sizes) + 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a finished run's folder: run.json, steps.jsonl (verl's step log), engine-<replica>.jsonl if there are any."""
+"""Read the folder of a finished run: run.json, steps.jsonl (verl's step log), and engine-<replica>.jsonl if present."""
 
 import json
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ REQUIRED += [SPEC + name for name in ("decode_steps", "request_steps", "tokens",
 
 @dataclass(frozen=True)
 class Run:
-    """A run: its record, and of each training step the metrics that are numbers, and the engine rows.
+    """A run: its record, and for each training step its numeric metrics and its engine rows.
 
     An engine row is (replica, start_s, seconds, running requests, tokens, drafted, accepted); `engine` is empty without
     engine logs.
@@ -25,32 +25,32 @@ class Run:
     engine: list[list[tuple]] = field(default_factory=list)
 
     def values(self, metric, first=0):
-        """A metric's value in each training step from the `first` one on, None where it is no number."""
+        """A metric's value in each training step since the `first`; None if it is not a number."""
         return [step.get(metric) for step in self.steps[first:]]
 
     def load(self, first=0):
-        """Mean shares of CPU time of other processes (llm_rl/load.py) from the `first` training step on.
+        """Mean shares {"others", "steal"} of CPU time (llm_rl/load.py) since the `first` training step.
 
-        {"others", "steal"}; None if no step has them.
+        None if no step has them.
         """
         loads = [load for step, load in self.record.get("load", {}).items() if int(step) > first]
         return {name: sum(load[name] for load in loads) / len(loads) for name in ("others", "steal")} if loads else None
 
     def total(self, name, first=0):
-        """The sum of rollout/spec/<name> from the `first` training step on; None if no step has it."""
+        """The sum of rollout/spec/<name> since the `first` training step; None if no step has it."""
         values = [step[SPEC + name] for step in self.steps[first:] if SPEC + name in step]
         return sum(values) if values else None
 
 
 def read_run(folder):
-    """The Run in `folder`. Raises UserError if a file is missing, unreadable or short, or the run did not succeed."""
+    """The Run in `folder`. Raises UserError if a file is missing, unreadable or incomplete, or the run failed."""
     record = _read_record(folder / "run.json")
     if record["status"] != "ok":
-        raise UserError(f"{folder} is no finished run: its run.json has status {record['status']!r}")
+        raise UserError(f"{folder} is not a finished run: its run.json has status {record['status']!r}")
     steps = _read_steps(folder / "steps.jsonl")
     expected = record.get("steps", len(steps))
     if len(steps) < max(expected, 1):
-        raise UserError(f"{folder / 'steps.jsonl'} has {len(steps)} training steps where {max(expected, 1)} belong")
+        raise UserError(f"{folder / 'steps.jsonl'} has {len(steps)} training steps, expected {max(expected, 1)}")
     return Run(record, steps, _split(_read_engine(folder), [step[SPEC + "tokens"] for step in steps]))
 
 
@@ -85,7 +85,7 @@ def _read_lines(path):
 
 
 def _read_steps(path):
-    """The metrics of each finished step; a trainer may log a step in parts."""
+    """The metrics of each finished step; a trainer may log a step in several lines."""
     parts: dict[int, dict] = {}
     last_lines: dict[int, int] = {}
     for number, entry in _read_lines(path):
@@ -103,22 +103,22 @@ def _read_steps(path):
 
 
 def _read_engine(folder):
-    """Rows of all replicas in order of time, without those that have no running request."""
+    """Rows of all replicas in order of time, without rows that have no running request."""
     rows = []
     for replica, path in enumerate(sorted(folder.glob("engine-*.jsonl"))):
         for number, row in _read_lines(path):
             if not isinstance(row, list) or len(row) != 6 or not all(isinstance(v, (int, float)) for v in row):
-                raise UserError(f"{path}, line {number}, is not an engine step: six numbers belong there")
+                raise UserError(f"{path}, line {number}, is not an engine step: it must have six numbers")
             if row[2]:
                 rows.append((replica, *row))
     return sorted(rows, key=lambda row: row[1])
 
 
 def _split(rows, tokens):
-    """Cut engine rows into training steps by their count of tokens, [] if the two logs do not belong together.
+    """Split engine rows into training steps by their token counts; [] if the two logs do not belong together.
 
-    Every row has tokens. The cuts are exact unless replicas go on while they are counted, as those of asynchronous
-    trainers; there a step may have no row.
+    Every row has tokens. The split is exact unless replicas keep generating while they are counted, as with
+    asynchronous trainers; there a step may have no row.
     """
     if sum(row[4] for row in rows) != sum(tokens):
         return []

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe needs of each release of verl: llm_rl/pin_set.py describes the files."""
+"""How each release of verl runs a recipe. llm_rl/pin_set.py describes the files."""

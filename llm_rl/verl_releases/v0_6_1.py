@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How verl 0.6.1 runs a recipe, as far as v0_6_1.toml cannot say it. llm_rl/pin_set.py describes the functions."""
+"""How verl 0.6.1 runs a recipe, beyond v0_6_1.toml. llm_rl/pin_set.py describes the functions."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from llm_rl.recipe import Recipe
 def check(recipe: Recipe) -> None:
     if recipe.cluster.device == "cpu":
         raise ValueError(
-            f"pin set {recipe.pin_set} has no recipe on a CPU: its verl 0.6.1 has no CPU platform; choose another "
+            f"pin set {recipe.pin_set} cannot run recipes on a CPU: its verl 0.6.1 has no CPU platform; choose another "
             "pin_set"
         )
     if recipe.cluster.device == "cuda" and recipe.sam != "off":
-        raise ValueError(f"pin set {recipe.pin_set} drafts on Ascend alone: choose another for a GPU, or sam=off")
+        raise ValueError(f"pin set {recipe.pin_set} only drafts on Ascend: choose another for a GPU, or sam=off")
     if recipe.trainer.mode != "sync":
         raise ValueError(
-            f"pin set {recipe.pin_set} runs trainer.mode sync alone: choose another pin_set for {recipe.trainer.mode}"
+            f"pin set {recipe.pin_set} only runs trainer.mode sync: choose another pin_set for {recipe.trainer.mode}"
         )
     if recipe.rollout.max_num_batched_tokens < recipe.sequence_length:
         raise ValueError(
-            f"rollout.max_num_batched_tokens {recipe.rollout.max_num_batched_tokens} is below prompt and answer, "
-            f"{recipe.sequence_length} tokens, which verl 0.6.1 refuses with chunked prefill"
+            f"rollout.max_num_batched_tokens {recipe.rollout.max_num_batched_tokens} is below the maximum length of "
+            f"prompt and answer, {recipe.sequence_length} tokens, which verl 0.6.1 refuses with chunked prefill"
         )
 
 
 def derive(recipe: Recipe) -> dict[str, Any]:
-    """Sizes of the rollout's engines, and MindSpeed's own settings, which it reads from the transformer's
-    configuration.
+    """Parallel sizes of the rollout's engines, and MindSpeed's settings in the transformer's configuration.
 
-    verl's keys for data and expert parallelism do nothing in its synchronous rollout (patch verl/0009). vLLM takes both
-    as arguments of each rank's engine and gets the rank from RANK, as verl's workers have it (vllm-project/vllm#24899).
+    verl's keys for data and expert parallelism have no effect in its synchronous rollout (patch verl/0009). vLLM
+    accepts both as arguments of each rank's engine and reads the rank from RANK, which verl's workers set
+    (vllm-project/vllm#24899).
     """
     rollout, sizes = "actor_rollout_ref.rollout.", recipe.rollout
     settings: dict[str, Any] = {rollout + "data_parallel_size": 1, rollout + "expert_parallel_size": 1}
@@ -52,14 +52,13 @@ def derive(recipe: Recipe) -> dict[str, Any]:
 
 
 def entry_point(recipe: Recipe, verl: Path) -> EntryPoint:
-    """recipe/dapo in a checkout of verl: it is in verl's git tag and in no package. VERL_CHECKOUT names the
-    checkout."""
+    """recipe/dapo in the checkout of verl at VERL_CHECKOUT; verl's git tag has it, the package does not."""
     named = os.environ.get("VERL_CHECKOUT")
     folder = Path(named) if named else verl.parent
     defaults = folder / "verl" / "trainer" / "config"
     if not (folder / "recipe" / "dapo" / "main_dapo.py").is_file() or not defaults.is_dir():
         raise ValueError(
-            f"pin set {recipe.pin_set} trains by recipe/dapo, which is in verl's git tag alone and not in {folder}: "
+            f"pin set {recipe.pin_set} trains with recipe/dapo, which is only in verl's git tag and not in {folder}: "
             f"clone verl at v0.6.1, patch it (patches/patchset apply --module verl {recipe.pin_set} --to FOLDER) "
             "and set VERL_CHECKOUT=FOLDER"
         )

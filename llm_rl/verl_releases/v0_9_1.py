@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How verl 0.9.1 runs a recipe, as far as v0_9_1.toml cannot say it. llm_rl/pin_set.py describes the functions."""
+"""How verl 0.9.1 runs a recipe, beyond v0_9_1.toml. llm_rl/pin_set.py describes the functions."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ ENTRY_POINTS = {
     "one_step_off": ("one_step_off_policy", "main_ppo", "one_step_off_ppo_trainer"),
     "fully_async": ("fully_async_policy", "fully_async_main", "fully_async_ppo_trainer"),
 }
-"""By trainer mode: package of verl.experimental, its module, and its configuration."""
+"""Package of verl.experimental, its module, and its configuration, by trainer mode."""
 PLUGINS = {"sam", "sam_rl"}
-"""Entry points of verl that sam_core and llm_rl bring."""
+"""Entry points for verl that sam_core and llm_rl provide."""
 
 
 def check(recipe: Recipe) -> None:
     data = recipe.data
     if data.gen_batch_size % data.train_batch_size:
         raise ValueError(
-            f"data.gen_batch_size {data.gen_batch_size} is no multiple of data.train_batch_size "
-            f"{data.train_batch_size}, in which verl 0.9.1 counts prompts in flight"
+            f"data.gen_batch_size {data.gen_batch_size} is not a multiple of data.train_batch_size "
+            f"{data.train_batch_size}, the unit in which verl 0.9.1 counts prompts in flight"
         )
     if data.train_batch_size % recipe.train.ppo_mini_batch_size and recipe.trainer.mode in (
         "separate_async",
         "fully_async",
     ):
         raise ValueError(
-            f"data.train_batch_size {data.train_batch_size} is no multiple of train.ppo_mini_batch_size "
-            f"{recipe.train.ppo_mini_batch_size}, after which trainer.mode {recipe.trainer.mode} takes new prompts"
+            f"data.train_batch_size {data.train_batch_size} is not a multiple of train.ppo_mini_batch_size "
+            f"{recipe.train.ppo_mini_batch_size}, after which trainer.mode {recipe.trainer.mode} requests new prompts"
         )
     if recipe.trainer.mode in ENTRY_POINTS and recipe.algorithm.filter_groups:
         raise ValueError(
@@ -55,14 +55,14 @@ def derive(recipe: Recipe) -> dict[str, Any]:
     }
     if recipe.train.backend == "megatron":
         return settings
-    # verl sends whole float32 weights to the engines through a buffer, and ends where one does not fit
+    # verl sends whole float32 weights to the engines through a buffer, and fails if one does not fit
     # (verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py:140).
     largest = -(-4 * embedding(Path(recipe.model.path)) >> 20)
     return settings | ({WEIGHT_BUFFER: largest} if largest > WEIGHT_BUFFER_DEFAULT else {})
 
 
 def _mode(recipe: Recipe) -> dict[str, Any]:
-    """What chooses the trainer and, where other hosts generate, sizes these and sends them new weights."""
+    """Settings that choose the trainer and, if other hosts generate, configure these hosts and the weight transfer."""
     mode, cluster, rollout = recipe.trainer.mode, recipe.cluster, "actor_rollout_ref.rollout."
     settings: dict[str, Any] = {} if mode in ENTRY_POINTS else {"trainer.v1.trainer_mode": mode}
     if not recipe.separate:
@@ -104,14 +104,14 @@ def entry_point(recipe: Recipe, verl: Path) -> EntryPoint:
 
 
 def _check_verl(verl: Path) -> None:
-    """ValueError unless the plugins of this verl will do their work."""
+    """Raise ValueError unless the plugins will work with this verl."""
     from sam_core.engines.verl import hooks
 
-    from llm_rl import verl_plugin  # which waits for verl's modules, so not where verl is not installed
+    from llm_rl import verl_plugin  # importing it requires verl
 
     if hooks.is_patched(verl):
         raise ValueError(
-            f"{verl} has the patches of an earlier release of this project, which plugins have replaced: call "
+            f"{verl} has the patches of an earlier release of this project, which plugins have replaced: run "
             "`pip install --force-reinstall --no-deps verl==0.9.1`"
         )
     hooks.check(verl, "0.9.1")
@@ -119,12 +119,12 @@ def _check_verl(verl: Path) -> None:
     missing = PLUGINS - {plugin.name for plugin in importlib.metadata.entry_points(group="verl.plugins")}
     if missing:
         raise ValueError(
-            f"the plugins {', '.join(sorted(missing))} of verl are not installed: call `pip install ./sam_core "
+            f"the plugins {', '.join(sorted(missing))} of verl are not installed: run `pip install ./sam_core "
             ".` in the checkout"
         )
     chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip()
     if chosen.lower() != "auto" and not {*map(str.strip, chosen.lower().split(","))} >= PLUGINS:
         raise ValueError(
-            f"VERL_USE_EXTERNAL_PLUGINS is {chosen!r}, by which verl leaves out plugins that recipes need: unset "
-            f"it, or name {', '.join(sorted(PLUGINS))} too"
+            f"VERL_USE_EXTERNAL_PLUGINS is {chosen!r}, which excludes plugins that recipes need: unset it, or add "
+            f"{', '.join(sorted(PLUGINS))}"
         )

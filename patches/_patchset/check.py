@@ -12,7 +12,7 @@ TRAILERS = ("Upstream", "Remove-when", "Tests")
 
 
 def check(pinset: PinSet, sdists: str | None, offline: bool) -> list[str]:
-    """One sentence for each problem of a pin set; `offline` skips what needs the source distributions."""
+    """One sentence for each problem of a pin set; `offline` skips checks that need the source distributions."""
     problems = [
         f"{folder} has patches, but {pinset.file} has no [module.{folder.name}]."
         for folder in sorted({file.parent for file in pinset.folder.glob("*/*.patch")})
@@ -34,12 +34,12 @@ def check(pinset: PinSet, sdists: str | None, offline: bool) -> list[str]:
         except Failure as error:
             problems.append(str(error))
     if not problems and pinset.text() != pinset.file.read_text():
-        problems.append(f"{pinset.file} is not as export writes it: export one of its modules again.")
+        problems.append(f"{pinset.file} differs from what export writes: export one of its modules again.")
     return problems
 
 
 def numbering(module: Module) -> list[str]:
-    """Sentences on files that are not patches, and on missing or duplicate numbers."""
+    """Sentences about files that are not patches, and about missing or duplicate numbers."""
     if not module.folder.is_dir():
         return []
     problems, number = [], 0
@@ -50,13 +50,13 @@ def numbering(module: Module) -> list[str]:
             continue
         number += 1
         if int(name[1]) != number:
-            problems.append(f"{file} has the number {name[1]} where {number:04} is due: export {module.name} again.")
+            problems.append(f"{file} has the number {name[1]}, expected {number:04}: export {module.name} again.")
             number = int(name[1])
     return problems
 
 
 def trailers(patch: series.Patch) -> list[str]:
-    """Sentences on missing trailers, and on tests that do not exist."""
+    """Sentences about missing trailers, and about tests that do not exist."""
     names = [name for name, _ in patch.trailers]
     problems = [f"{patch.file} has no trailer {name}: in its last paragraph." for name in TRAILERS if name not in names]
     for name, value in patch.trailers:
@@ -86,9 +86,11 @@ def against_sdist(module: Module, patches: list[series.Patch], sdists: str | Non
     record, texts = series.replay(module, sdist.locate(module, sdists), patches)
     if texts != {patch.file.name: patch.data for patch in patches}:
         stale = sorted({patch.file.name for patch in patches if texts.get(patch.file.name) != patch.data})
-        raise Failure(f"{module.folder / stale[0]} is not as export writes it: import and export {module.name} again.")
+        raise Failure(
+            f"{module.folder / stale[0]} differs from what export writes: import and export {module.name} again."
+        )
     if record != module.recorded():
         raise Failure(
-            f"{module.pinset.file} records other trees of {module.name} than its patches give ({record.tree} -> "
+            f"{module.pinset.file} records other trees of {module.name} than its patches produce ({record.tree} -> "
             f"{record.patched_tree}): import and export {module.name} again."
         )

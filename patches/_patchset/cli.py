@@ -14,7 +14,7 @@ TARGET_HELP = """
 target, one of:
   --env VENV   the packages installed in this environment; modules that are not installed are skipped
   --to DIR     the source trees DIR/<module>, or DIR itself as the source tree of the one --module
-  neither      the current environment: $VIRTUAL_ENV, or else the one that runs this tool
+  neither      the current environment: $VIRTUAL_ENV, else the one that runs this tool
 """
 
 
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = command(
         "import",
-        "make a git repository of a module, one commit a patch",
+        "create a git repository of a module, with one commit per patch",
         "Edit there: add commits, `git commit --fixup`, `git rebase -i --autosquash patchset-base`; then export.\n"
         "The pinned release is the tag patchset-base.",
         (sdists,),
@@ -70,17 +70,17 @@ def parser() -> argparse.ArgumentParser:
 
     sub = command(
         "export",
-        "write the commits of such a repository as the stored patches",
+        "write the commits of a repository made by import as the stored patches",
         "Removes stale patches and updates the record in pins.toml, all or nothing.",
         (sdists,),
     )
     sub.add_argument("module", metavar="MODULE")
-    sub.add_argument("--from", dest="source", metavar="DIR", help="the repository (default: that of import)")
+    sub.add_argument("--from", dest="source", metavar="DIR", help="the repository (default: the default of import)")
 
     fitting = {"nargs": "?", "help": "default: the one whose versions are installed"}
     command(
         "apply",
-        "apply the patches, all or nothing; does nothing where they are applied already",
+        "apply the patches, all or nothing; skips modules that are already patched",
         "A module that is missing in the folder --to DIR is unpacked there first.\n" + TARGET_HELP,
         (targets, sdists),
         **fitting,
@@ -94,15 +94,15 @@ def parser() -> argparse.ArgumentParser:
         "the last two.\n" + TARGET_HELP,
         (targets,),
         nargs="?",
-        help="default: the one whose versions are installed, all if none are",
+        help="default: the one whose versions are installed, else all",
     )
     quiet = sub.add_mutually_exclusive_group()
     quiet.add_argument("--json", action="store_true", help="only {pin set: {module: state}}; exit status 0")
     quiet.add_argument(
         "--quiet",
         action="store_true",
-        help="print nothing, or one sentence and exit status 1 unless all is patched: each --module, else what is "
-        "installed; without PINSET for the one that fits",
+        help="print nothing, or one sentence and exit status 1 unless each --module, or without it each installed "
+        "module, is patched",
     )
 
     sub = command(
@@ -115,13 +115,13 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--offline", action="store_true", help="skip the checks that need the source distributions")
 
-    sub = command("pin", "print a value of pins.toml, for scripts; of a list, one element a line")
-    sub.add_argument("key", metavar="KEY", help="such as runtime.npu.torch")
+    sub = command("pin", "print a value of pins.toml, for scripts; a list is printed one element per line")
+    sub.add_argument("key", metavar="KEY", help="for example runtime.npu.torch")
     return top
 
 
 def fitting(args: argparse.Namespace) -> list[tuple[PinSet, target.Target]]:
-    """The named pin set, or the one that fits the target best; several if they fit equally well, all if none fits."""
+    """The named pin set, or those that fit the target best and equally well; all if none fits."""
     pinsets = [pins.opened(name) for name in chosen(args)]
     places = [target.find(pinset, args.module, args.env, args.to) for pinset in pinsets]
     fits = [target.fit(place) if len(places) > 1 else (0, 0) for place in places]
@@ -129,7 +129,7 @@ def fitting(args: argparse.Namespace) -> list[tuple[PinSet, target.Target]]:
 
 
 def choose(args: argparse.Namespace) -> tuple[PinSet, target.Target]:
-    """The pin set and the target of a command; without PINSET the only one, or the only one that fits."""
+    """The pin set and the target of a command. Without PINSET, raises Failure unless exactly one pin set fits best."""
     best = fitting(args)
     (pinset, place), *others = best
     if not others:
@@ -143,18 +143,18 @@ def choose(args: argparse.Namespace) -> tuple[PinSet, target.Target]:
     plugin = "use sam_core's plugin if it supports that release of vLLM (docs/gpu.md), " if present else ""
     pinned = (f"{name.name} ({', '.join(f'{m.name} {m.version}' for m in name.modules.values())})" for name, _ in best)
     raise Failure(
-        f"{place.root} has {has}: {plugin}install the modules that you use of one of {', '.join(pinned)}, or name "
+        f"{place.root} has {has}: {plugin}install the modules that you use from one of {', '.join(pinned)}, or name "
         "another environment with --env."
     )
 
 
 def chosen(args: argparse.Namespace) -> list[str]:
-    """The named pin set, or all."""
+    """The name of the given pin set, or all names."""
     return [args.pinset] if args.pinset else pins.names()
 
 
 def check_patched(args: argparse.Namespace) -> None:
-    """The command status --quiet: Failure unless all that is asked for is patched."""
+    """The command status --quiet: raises Failure unless all requested modules are patched."""
     pinset, place = choose(args)
     states = [(site, target.inspect(site).name) for site in place.sites]
     asked = [(site, state) for site, state in states if args.module or not state.startswith("not ")]
@@ -163,7 +163,7 @@ def check_patched(args: argparse.Namespace) -> None:
         raise Failure(f"{place.root} is not patched by {pinset.name}: {target.nothing(place)}.")
     if wrong or not asked:
         steps = target.remedy(place, [site for site, _ in asked or states])
-        raise Failure(f"{place.root} is not patched by {pinset.name} ({wrong or 'no module is there'}): {steps}.")
+        raise Failure(f"{place.root} is not patched by {pinset.name} ({wrong or 'it has no module'}): {steps}.")
 
 
 def status(args: argparse.Namespace) -> bool:
@@ -171,7 +171,7 @@ def status(args: argparse.Namespace) -> bool:
     places = fitting(args)
     here = any(site.present for _, place in places for site in place.sites)
     if here and not args.json and len(places) > 1 and not any(target.fit(places[0][1])):
-        choose(args)  # says so
+        choose(args)  # raises Failure
     if args.json:
         print(json.dumps({pinset.name: target.states(place) for pinset, place in places}))
         return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Git, run apart from the user's configuration, and git's object ids computed without it."""
+"""Run git without the user's configuration, and compute git's object ids without git."""
 
 import hashlib
 import os
@@ -37,7 +37,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def object_id(kind: str, body: bytes) -> str:
-    """Git's SHA-1 id, 40 hex digits, of a `blob` or `tree` with these bytes."""
+    """Git's SHA-1 id (40 hex digits) of a `blob` or `tree` with these bytes."""
     return hashlib.sha1(f"{kind} {len(body)}\0".encode() + body, usedforsecurity=False).hexdigest()
 
 
@@ -70,7 +70,7 @@ def tree_id(entries: Entries) -> str:
 
 
 def scan(root: Path) -> Entries:
-    """Entries of all files below root, except its top-level `.git` and `.patchset`."""
+    """Entries of all files below root, except its `.git` and `.patchset`."""
     entries: Entries = {}
     for folder, folders, names in os.walk(root):
         if folder == os.fspath(root):
@@ -92,10 +92,10 @@ def file_mode(path: Path | str) -> str:
 
 
 def run(*args: str | Path, cwd: Path, data: bytes | None = None, date: str | None = None) -> bytes:
-    """Run git in cwd under the neutral identity and return its standard output.
+    """Run git in cwd under a neutral identity and return its standard output.
 
-    Ignores the user's and the system's configuration and all GIT_* variables. `date` is the author's and
-    committer's date. Raises GitFailure if git fails, Failure if it is not installed.
+    Ignores the user's and the system's configuration and all GIT_* variables. date: the author's and committer's date.
+    Raises GitFailure if git fails, Failure if it is not installed.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") and k not in ("HOME", "XDG_CONFIG_HOME")}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "LC_ALL": "C"}
@@ -117,7 +117,7 @@ def run(*args: str | Path, cwd: Path, data: bytes | None = None, date: str | Non
 
 
 def text(*args: str | Path, cwd: Path, **options: Any) -> str:
-    """run(), with the output decoded and stripped."""
+    """Like run(), with the output decoded and stripped."""
     return run(*args, cwd=cwd, **options).decode().strip()
 
 

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes to many files below one root, all or nothing, even if the process is killed.
 
-<root>/.patchset holds, during a change:
+During a change <root>/.patchset holds:
 
-    lock            held with flock by the one process that changes the root
-    stage/<n>       each new file, or whole new folder, complete and synced
+    lock            locked with flock by the process that changes the root
+    stage/<n>       each new file or new folder, complete and synced
     journal.json    the list of moves and deletions; its creation (one rename) is the commit
 
-Before the journal exists, nothing of the target has changed. After that, the moves are made one by one; a process
-killed in between leaves old and new files side by side until the next patchset command on this root makes the other
-moves.
+Before the journal exists, the target is unchanged. Then the moves are made one by one. If the process is killed in
+between, old and new files coexist until the next patchset command on this root completes the moves.
 """
 
 import contextlib
@@ -29,30 +28,30 @@ BOX = ".patchset"
 
 NO_LOCKS = (
     "have it mounted with locks (Lustre: option flock; NFS 3: with rpc.statd running, or option nolock if no other "
-    "host uses it), or use a folder elsewhere"
+    "host uses it), or use another folder"
 )
 FULL = "free some space"
 REMEDIES = {
     errno.EACCES: "run as a user who may write there",
     errno.EPERM: "run as a user who may write there",
-    errno.EROFS: "have it mounted for writing, or use a folder elsewhere",
+    errno.EROFS: "have it mounted for writing, or use another folder",
     errno.ENOTDIR: "make it a folder",
     errno.EEXIST: "make it a folder",
     errno.ENOSPC: FULL,
     errno.EDQUOT: FULL,
     **dict.fromkeys((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL), NO_LOCKS),
 }
-"""What to do if a folder cannot be written, by the error's number."""
+"""What to do if a folder cannot be written, by error number."""
 
 
 def not_written(folder: Path | str, error: OSError) -> str:
-    """Why a folder cannot be written, and what to do; without the full stop."""
+    """Why a folder cannot be written, and what to do; without a full stop."""
     remedy = f": {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
     return f"{folder} cannot be written ({error.strerror}){remedy}"
 
 
 def wait_for(lock: int, told: str) -> None:
-    """Lock an open file; if another process has the lock, print `told` on stderr and wait. Raises OSError."""
+    """Lock an open file; if another process holds the lock, print `told` on stderr and wait. Raises OSError."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -68,10 +67,10 @@ def heal(root: Path) -> None:
 
 
 class Transaction:
-    """`with Transaction(root) as change:` stage with write, delete and place, then commit.
+    """A change: in `with Transaction(root) as change:`, stage with write, delete and place, then commit.
 
-    Entering takes the lock and finishes an interrupted change; leaving without commit changes nothing. Raises Failure
-    if the root cannot be written.
+    Entering acquires the lock and finishes an interrupted change. Leaving without commit changes nothing. Raises
+    Failure if the root cannot be written.
     """
 
     def __init__(self, root: Path):
@@ -104,7 +103,7 @@ class Transaction:
             raise Failure(f"{not_written(self.root, error)}; {end}.") from error
 
     def write(self, path: str, data: bytes, mode: int) -> None:
-        """Stage a file with these permission bits; it keeps the owner of the file that it replaces."""
+        """Stage a file with these permission bits and the owner of the file that it replaces."""
         target, staged = self.root / path, self.stage / str(len(self.moves))
         with open(staged, "xb") as out:
             out.write(data)
@@ -117,13 +116,13 @@ class Transaction:
         self.moves.append({"path": path, "before": self._content(path), "after": blob_id(data), "stage": staged.name})
 
     def delete(self, path: str) -> None:
-        """Stage the removal of a file and of the folders that become empty."""
+        """Stage the removal of a file and of folders that become empty."""
         self.moves.append({"path": path, "before": self._content(path), "after": "", "stage": ""})
 
     def place(self, path: str) -> Path:
-        """Stage a new folder: returns an empty folder whose content at commit becomes root/path."""
+        """Stage a new folder; return an empty folder that becomes root/path at commit."""
         if self._content(path):
-            raise Failure(f"{self.root / path} was made by someone else just now: run again; nothing was changed.")
+            raise Failure(f"{self.root / path} was just created by another process: run again; nothing was changed.")
         staged = self.stage / str(len(self.moves))
         staged.mkdir()
         self.moves.append({"path": path, "before": "", "after": "folder", "stage": staged.name})
@@ -140,7 +139,7 @@ class Transaction:
                 error = OSError(number, os.strerror(number))
                 raise Failure(f"{not_written(parent, error)}; nothing was changed.")
             if parent.stat().st_dev != self.stage.stat().st_dev:
-                raise Failure(f"{parent} is on another file system than {self.root}; nothing was changed.")
+                raise Failure(f"{parent} and {self.root} are on different file systems; nothing was changed.")
         if any(move["after"] == "folder" for move in self.moves):
             os.sync()
         part = self.box / "journal.part"
@@ -203,7 +202,7 @@ class Transaction:
             self.journal.unlink()
 
     def _applies(self, move: dict[str, Any]) -> bool:
-        """Whether a move of the journal is made already, or its target is still as it was before."""
+        """Whether a move of the journal is done, or its target is still unchanged."""
         content = self._content(move["path"])
         if content == move["after"] and not (self.stage / (move["stage"] or "-")).exists():
             return True
@@ -246,14 +245,14 @@ class Transaction:
 
 
 def remove_empty(folder: Path, root: Path) -> None:
-    """Remove a folder and those above it, below root, as long as they are empty."""
+    """Remove a folder and its parents below root as long as they are empty."""
     while folder != root and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
         folder = folder.parent
 
 
 def sync(folder: Path) -> None:
-    """Write the names in a folder to disk."""
+    """Sync a folder's entries to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

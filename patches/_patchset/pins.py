@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pin set: the folder patches/<name> with its pins.toml and one folder of patches a module."""
+"""A pin set: the folder patches/<name> with its pins.toml and one folder of patches per module."""
 
 import re
 import tomllib
@@ -19,8 +19,8 @@ MARKER = "# ==== written by `patchset export`; edit only above this line ====\n"
 
 @dataclass
 class Record:
-    """Tree ids of a module's source distribution before and after its patches, and the blob ids of each touched file
-    before and after, "" where there is no file."""
+    """Tree ids of a module's source distribution before and after its patches, and blob ids of each touched file before
+    and after, "" if there is no file."""
 
     tree: str
     patched_tree: str
@@ -34,7 +34,7 @@ class Module:
     pinset: "PinSet"
     name: str
     version: str
-    dists: dict[str, set[str]]  # distributions an installed copy may come from, each with its versions
+    dists: dict[str, set[str]]  # versions by name of the distributions that may provide an installed copy
     sdist_sha256: str
     tag: str
     commit: str
@@ -42,7 +42,7 @@ class Module:
 
     @property
     def folder(self) -> Path:
-        """Where its patches are stored."""
+        """Folder of its patches."""
         return self.pinset.folder / self.name
 
     def recorded(self) -> Record:
@@ -55,13 +55,13 @@ class Module:
 
 
 def released(file: Path, dist: str, version: str, sdist_sha256: str) -> Module:
-    """A release of which no patches are kept; `file` is what pins it."""
+    """A release without patches, pinned by `file`."""
     pinned_by = cast("PinSet", SimpleNamespace(file=file))
     return Module(pinned_by, dist, version, {dist: {version}}, sdist_sha256, "", "", None)
 
 
 class PinSet:
-    """A pin set read from its folder; raises Failure where pins.toml is missing or wrong."""
+    """A pin set read from its folder; raises Failure if pins.toml is missing or invalid."""
 
     def __init__(self, name: str):
         data = read(name)
@@ -79,7 +79,7 @@ class PinSet:
             raise Failure(f"{where} sdist_sha256 must be 64 lower-case hex digits.")
         dists = table.get("dists")
         if not isinstance(dists, list) or not dists or not all(isinstance(d, str) for d in dists):
-            raise Failure(f"{where} needs dists, a list of distribution names, that of its source distribution first.")
+            raise Failure(f"{where} needs dists, a list of distribution names, the source distribution's first.")
         versions: dict[str, set[str]] = {}
         for dist, _, version in (dist.partition("==") for dist in dists):
             versions.setdefault(dist, set()).add(version or table["version"])
@@ -97,13 +97,13 @@ class PinSet:
         return Module(self, name, table["version"], versions, table["sdist_sha256"], tag, commit, record)
 
     def module(self, name: str) -> Module:
-        """The module of this name; raises Failure when the pin set has none."""
+        """The module of this name; raises Failure if the pin set has none."""
         if name not in self.modules:
             raise Failure(f"The pin set {self.name} has no module {name!r}: it has {', '.join(self.modules)}.")
         return self.modules[name]
 
     def text(self) -> str:
-        """pins.toml with its hand-written part unchanged and its generated part written again."""
+        """pins.toml with an unchanged hand-written part and a new generated part."""
         head = self.file.read_text().partition(MARKER)[0]
         lines = [MARKER]
         for module in self.modules.values():
@@ -118,7 +118,7 @@ class PinSet:
 
 
 def read(name: str) -> dict[str, Any]:
-    """The content of patches/NAME/pins.toml; raises Failure where it is missing, no TOML or of another name."""
+    """The content of patches/NAME/pins.toml; raises Failure if it is missing, invalid TOML or has another name."""
     file = PATCHES / name / "pins.toml"
     if name not in names():
         raise Failure(f"There is no pin set {name!r}: patches/ has {', '.join(names()) or 'none'}.")
@@ -132,7 +132,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def value(name: str, key: str) -> Any:
-    """The value of a key, such as runtime.cpu.torch, in patches/NAME/pins.toml; raises Failure where there is none."""
+    """The value of a key such as runtime.cpu.torch in patches/NAME/pins.toml; raises Failure if there is none."""
     found: Any = read(name)
     for part in key.split("."):
         if not isinstance(found, dict) or part not in found:

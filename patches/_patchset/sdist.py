@@ -28,12 +28,12 @@ def file_name(module: Module) -> str:
 
 
 def locate(module: Module, folder: str | None) -> Path:
-    """The source distribution, its sha256 checked: from `folder` or $PATCHSET_SDISTS, the cache, or a download."""
+    """The source distribution, verified: from `folder` or $PATCHSET_SDISTS, the cache, or a download."""
     return find(module, folder) or download(module, CACHE / file_name(module))
 
 
 def find(module: Module, folder: str | None) -> Path | None:
-    """The source distribution, checked, in `folder` or $PATCHSET_SDISTS, or the cache; None if in neither."""
+    """The source distribution, verified, in `folder` or $PATCHSET_SDISTS or the cache; None if it is in neither."""
     file = file_name(module)
     given = folder or os.environ.get("PATCHSET_SDISTS")
     if given and not Path(given).is_dir():
@@ -46,7 +46,7 @@ def find(module: Module, folder: str | None) -> Path | None:
 
 
 def verify(module: Module, file: Path, name: str | None = None) -> None:
-    """Raise Failure unless the file has the pinned sha256. name: of a download, which is not kept."""
+    """Raise Failure unless the file has the pinned sha256. name: name of a download, which is not kept."""
     with open(file, "rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != module.sdist_sha256:
@@ -57,7 +57,7 @@ def verify(module: Module, file: Path, name: str | None = None) -> None:
 
 
 def download(module: Module, target: Path) -> Path:
-    """Fetch the source distribution from the package index that uv is configured for, into the cache."""
+    """Download the source distribution from uv's package index to the cache."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as temp:
         source = resolve(module, Path(temp))
@@ -76,7 +76,7 @@ def download(module: Module, target: Path) -> Path:
 
 
 def _request(source: str) -> urllib.request.Request:
-    """For this address, with the password in that of uv's index, which uv leaves out of what it prints."""
+    """A request for this address, with the password of uv's index, which uv omits from its output."""
     request = urllib.request.Request(source)
     for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         index, host = urlsplit(os.environ.get(name, "")), urlsplit(source)
@@ -94,7 +94,7 @@ def resolve(module: Module, temp: Path) -> str:
     if uv is None:
         raise Failure(
             f"The source distribution of {requirement} is in neither --sdists, $PATCHSET_SDISTS nor {CACHE}, and uv, "
-            "which would find it, is missing: install uv (or name it in $UV) or put the file into one of the folders."
+            "which would find it, is missing: install uv (or set $UV) or put the file into one of the folders."
         )
     (temp / "req.txt").write_text(requirement + "\n")
     lock = temp / "pylock.patchset.toml"
@@ -110,10 +110,10 @@ def resolve(module: Module, temp: Path) -> str:
 
 
 def members(file: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
-    """Files and links of the archive, by their path below its single top folder.
+    """Files and links of the archive, with their path below its only top folder.
 
-    Raises Failure on a second top folder, an absolute or `..` path or link, and anything that is not a file, a folder
-    or a symbolic link.
+    Raises Failure on a second top folder, an absolute or `..` path or link, and anything other than a file, a folder or
+    a symbolic link.
     """
     try:
         with tarfile.open(file, "r:gz") as archive:
@@ -133,7 +133,7 @@ def members(file: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]
 
 
 def read(file: Path, paths: set[str]) -> tuple[Entries, dict[str, tuple[str, bytes]]]:
-    """Entries of the whole source distribution, and (mode, content) of those of the paths that it has."""
+    """Entries of the whole source distribution, and (mode, content) of the given paths that exist in it."""
     entries: Entries = {}
     contents = {}
     for path, member, archive in members(file):
@@ -150,12 +150,12 @@ def read(file: Path, paths: set[str]) -> tuple[Entries, dict[str, tuple[str, byt
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = archive.extractfile(member)
-    assert file is not None  # `members` gives files and links alone
+    assert file is not None  # `members` yields only files and links
     return file.read()
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Extract the source distribution so that its top folder's files lie directly in `folder`."""
+    """Extract the content of the source distribution's top folder to `folder`."""
     for path, member, archive in members(file):
         to = folder / path
         to.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stored patches: reading them, running them over files, and writing commits as them."""
+"""Stored patches: read them, apply them to files, and write commits as patches."""
 
 import email.header
 import email.parser
@@ -26,7 +26,7 @@ Files = dict[str, tuple[str, bytes]]
 
 @dataclass
 class Change:
-    """One file of a patch: blob ids before and after, "" where there is no file."""
+    """One file of a patch: blob ids before and after, "" if there is no file."""
 
     path: str
     before: str = ""
@@ -69,34 +69,34 @@ def parse(module: Module, file: Path) -> Patch:
 
 
 def read_line(module: Module, patch: Patch, line: str) -> None:
-    """Add what one header line of a patch's diff says (no line of a hunk starts like one)."""
+    """Add the information in a line of a patch's diff if it is a header line (lines of hunks start differently)."""
     if line.startswith("diff --git "):
         section = SECTION.fullmatch(line)
         if not section:
             raise Failure(f"{patch.file} renames a file or has an unusual path ({line!r}): export the patch again.")
         path = section[1]
         if not path.startswith(f"{module.name}/") or ".." in path.split("/") or ".git" in path.split("/"):
-            raise Failure(f"{patch.file} changes {path}, which is outside {module.name}/: a patch stays inside it.")
+            raise Failure(f"{patch.file} changes {path}, outside {module.name}/: a patch must stay inside it.")
         patch.changes.append(Change(path))
     elif line.startswith("index "):
         index = INDEX.fullmatch(line)
         if not index:
             raise Failure(
-                f"{patch.file} has shortened blob ids or no ordinary file ({line!r}): export the patch again."
+                f"{patch.file} has abbreviated blob ids or a special file ({line!r}): export the patch again."
             )
         change = patch.changes[-1]
         change.before, change.after = ("" if oid == NONE else oid for oid in index.groups())
     elif MODE.match(line) and not line.endswith(f" file mode {FILE}"):
         raise Failure(
-            f"{patch.file} makes {patch.changes[-1].path} a link, a submodule or executable, or not executable any "
-            "more: a patch changes contents only."
+            f"{patch.file} makes {patch.changes[-1].path} a link or a submodule, or changes whether it is executable: "
+            "a patch must only change contents."
         )
 
 
 def blobs(patches: list[Patch]) -> dict[str, tuple[str, str]]:
-    """Blob ids of each touched file before and after all patches, "" where there is no file.
+    """Blob ids of each touched file before and after all patches, "" if there is no file.
 
-    Raises Failure if a patch does not start from what the patches before it leave.
+    Raises Failure if a patch does not start from the result of the previous patches.
     """
     ends: dict[str, tuple[str, str]] = {}
     for patch in patches:
@@ -104,15 +104,14 @@ def blobs(patches: list[Patch]) -> dict[str, tuple[str, str]]:
             first, last = ends.get(change.path, (change.before, change.before))
             if change.before != last:
                 raise Failure(
-                    f"{patch.file} does not start from the {change.path} that the patches before it leave: "
-                    "export again."
+                    f"{patch.file} does not start from the {change.path} of the previous patches: export again."
                 )
             ends[change.path] = first, change.after
     return ends
 
 
 def stored(module: Module) -> list[Patch]:
-    """load(), but raises Failure unless the record in pins.toml was written for these patches."""
+    """Like load(), but raises Failure unless the record in pins.toml was written for these patches."""
     patches, recorded = load(module), module.recorded().blobs
     current = blobs(patches)
     for path in sorted({*current, *recorded}):
@@ -125,7 +124,7 @@ def stored(module: Module) -> list[Patch]:
 
 
 def transform(files: Files, patches: list[Patch], reverse: bool = False) -> Files:
-    """The touched files after applying the patches, or reverting them, to these files in a temporary folder."""
+    """Apply or revert the patches on these files in a temporary folder; return the touched files."""
     with tempfile.TemporaryDirectory(prefix="patchset-") as temp:
         folder = Path(temp) / "files"
         git.init(folder)
@@ -135,8 +134,8 @@ def transform(files: Files, patches: list[Patch], reverse: bool = False) -> File
             try:
                 git.run(*command, cwd=folder, data=patch.data)
             except git.GitFailure as error:
-                verb = "come off" if reverse else "apply"
-                raise Failure(f"{patch.file} does not {verb}: {error.reason}") from error
+                verb = "reverted" if reverse else "applied"
+                raise Failure(f"{patch.file} cannot be {verb}: {error.reason}") from error
         return read_files(folder, blobs(patches))
 
 
@@ -157,18 +156,18 @@ def commit_base(folder: Path, module: Module) -> None:
 
 
 def am(folder: Path, patches: list[Patch]) -> None:
-    """Commit the patches, one by one, on the head of the repository."""
+    """Commit the patches one by one on the head of the repository."""
     if patches:
         options = ["--quiet", "--keep-cr", "--keep-non-patch", "--committer-date-is-author-date", "--whitespace=nowarn"]
         git.run("am", *options, *(patch.file for patch in patches), cwd=folder)
 
 
 def format_commits(repo: Path) -> dict[str, bytes]:
-    """The commits of the repository after its base as patch files, by name.
+    """The commits of the repository since its base as patch files, by name.
 
-    They are copied into a new repository first, with the neutral identity and without this repository's settings and
-    attributes, so that the same commits give the same bytes everywhere. Raises Failure on a merge, an empty commit, and
-    a fixup that is not squashed.
+    The commits are first copied to a new repository with a neutral identity and without this repository's settings and
+    attributes, so that the same commits give the same bytes everywhere. Raises Failure on a merge, an empty commit or
+    an unsquashed fixup.
     """
     commits = git.text("rev-list", "--reverse", f"{git.BASE_TAG}..HEAD", cwd=repo).split()
     with tempfile.TemporaryDirectory(prefix="patchset-") as temp:
@@ -201,9 +200,9 @@ def format_commits(repo: Path) -> dict[str, bytes]:
 
 
 def replay(module: Module, archive: Path, patches: list[Patch]) -> tuple[Record, dict[str, bytes]]:
-    """Commit the patches on the source distribution's touched files; the record and the exported patches.
+    """Commit the patches on the source distribution's touched files; return the record and the exported patches.
 
-    Raises Failure naming the first patch that does not apply.
+    Raises Failure for the first patch that does not apply.
     """
     paths = set(blobs(patches))
     entries, files = sdist.read(archive, paths)
@@ -227,7 +226,7 @@ def replay(module: Module, archive: Path, patches: list[Patch]) -> tuple[Record,
 
 
 def read_files(folder: Path, paths: Iterable[str]) -> Files:
-    """Those of the files that exist below folder."""
+    """The given files that exist below folder."""
     return {
         path: (git.file_mode(folder / path), (folder / path).read_bytes())
         for path in paths

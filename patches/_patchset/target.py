@@ -19,19 +19,19 @@ from .pins import Module, PinSet, plural
 
 @dataclass
 class Site:
-    """One module at a target; its files lie in root/prefix."""
+    """One module at a target; its files are in root/prefix."""
 
     module: Module
     root: Path
     prefix: str = ""
-    present: str = ""  # the distribution or "source tree"; empty: not there
+    present: str = ""  # the distribution or "source tree"; empty: missing
     refusal: tuple[str, str] | None = None  # why it must not be changed: the state's name, and a sentence
     tree: bool = False  # a whole source tree, not an installed package
     editable: Path | None = None  # the source tree that an editable install points to
 
     @property
     def pinned(self) -> str:
-        """The pinned release, as pip takes it."""
+        """The pinned release as a requirement for pip."""
         return f"{next(iter(self.module.dists))}=={self.module.version}"
 
     def __str__(self) -> str:
@@ -39,11 +39,11 @@ class Site:
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
+        """Folder of its files."""
         return self.root / self.prefix
 
     def files(self) -> series.Files:
-        """The files that the patches touch, as they are now."""
+        """The current content of the files that the patches touch."""
         return series.read_files(self.folder, self.module.recorded().blobs)
 
 
@@ -57,7 +57,7 @@ class State:
 
 @dataclass
 class Target:
-    """A folder and the modules that may be in it; option: what names it on the command line."""
+    """A folder and the modules that may be in it; option: the command-line option that names it."""
 
     root: Path
     sites: list[Site]
@@ -67,7 +67,7 @@ class Target:
 def find(pinset: PinSet, modules: list[str], env: str | None, to: str | None) -> Target:
     """The target that the options name: a folder, an environment, or the current environment.
 
-    Finishes an interrupted change there first.
+    Finishes an interrupted change of the target first.
     """
     chosen = [pinset.module(name) for name in modules] or list(pinset.modules.values())
     if to is not None:
@@ -80,7 +80,7 @@ def find(pinset: PinSet, modules: list[str], env: str | None, to: str | None) ->
 
 
 def in_environment(env: Path, modules: list[Module]) -> Target:
-    """The modules that are installed in an environment's site-packages."""
+    """The modules in an environment's site-packages."""
     folders = {path.resolve() for name in ("site", "dist") for path in env.glob(f"lib*/python3*/{name}-packages")}
     if not folders:
         raise Failure(f"{env} is not a Python environment: it has no lib/python3*/site-packages.")
@@ -89,7 +89,7 @@ def in_environment(env: Path, modules: list[Module]) -> Target:
     targets = [Target(folder, [installed(module, folder) for module in modules]) for folder in sorted(folders)]
     used = [target for target in targets if any(site.present for site in target.sites)]
     if len(used) > 1:
-        raise Failure(f"{env} has the packages in several places: {', '.join(str(t.root) for t in used)}.")
+        raise Failure(f"{env} has the packages in several folders: {', '.join(str(t.root) for t in used)}.")
     return (used or targets)[0]
 
 
@@ -126,13 +126,13 @@ def wrong_version(site: Site, present: str) -> tuple[str, str]:
 
 
 def in_folder(root: Path, modules: list[Module]) -> Target:
-    """The modules' source trees in a folder, root/<module> each, or the folder itself as the tree of one module."""
+    """The modules' source trees in a folder, each in root/<module>, or the folder itself as the tree of one module."""
     if root.exists() and not root.is_dir():
         raise Failure(f"{root} is not a folder.")
     heal(root)
     if any((root / name).exists() for name in (".git", "PKG-INFO", "pyproject.toml", "setup.py")):
         if len(modules) > 1:
-            raise Failure(f"{root} is itself a source tree: name its one module with --module.")
+            raise Failure(f"{root} is itself a source tree: name its module with --module.")
         return Target(root, [source_tree(modules[0], root, "")])
     return Target(root, [source_tree(module, root, module.name) for module in modules])
 
@@ -156,7 +156,7 @@ def source_tree(module: Module, root: Path, prefix: str) -> Site:
 
 
 def inspect(site: Site) -> State:
-    """The state of a module, by comparing its touched files with the record; one without patches is patched."""
+    """The state of a module, from comparing its touched files with the record; a module without patches is patched."""
     if not site.present:
         return State("not there" if site.tree else "not installed")
     if site.editable:
@@ -183,7 +183,7 @@ def content_id(files: series.Files, path: str) -> str:
 
 
 def difference(files: series.Files, path: str, original: str) -> str:
-    """How a file differs from both the original, a blob id, and the patched one."""
+    """How a file differs from the original and the patched one. original: blob id."""
     if path not in files:
         return "missing"
     if not original:
@@ -201,9 +201,9 @@ def whole_tree(site: Site) -> str:
 
 
 def change(target: Target, reverse: bool, sdists: str | None) -> list[str]:
-    """Apply the patches at the target, or drop them; returns one line for each module.
+    """Apply the patches at the target, or drop them; return one line for each module.
 
-    All modules or none: where it raises Failure, nothing has changed.
+    All or nothing: if it raises Failure, nothing has changed.
     """
     verb = "drop" if reverse else "apply"
     here = [site for site in target.sites if site.present]
@@ -246,19 +246,19 @@ def change(target: Target, reverse: bool, sdists: str | None) -> list[str]:
 
 
 def repair(site: Site) -> str:
-    """How to get the original files of a modified module back."""
+    """How to restore the original files of a modified module."""
     tree = site.editable or (site.folder if site.tree else None)
     return f"restore the source tree {tree}" if tree else f"reinstall {site.present.replace(' ', '==')}"
 
 
 def fit(target: Target) -> tuple[int, int]:
-    """How well the pin set fits: the numbers of modules that are original or patched, and of the right version."""
+    """How well the pin set fits: the number of original or patched modules, and of modules in the pinned version."""
     known = sum(inspect(site).name in ("original", "patched") for site in target.sites)
     return known, sum(bool(site.present and not site.refusal) for site in target.sites)
 
 
 def remedy(target: Target, sites: list[Site]) -> str:
-    """What to do so that these sites of the target are patched."""
+    """What to do to get these sites of the target patched."""
     pinset, steps, here = sites[0].module.pinset, [], []
     for site in sites:
         state = inspect(site).name
@@ -287,24 +287,24 @@ def nothing(target: Target) -> str:
 
 
 def modified_message(site: Site, state: State, verb: str) -> str:
-    """The sentence about a modified module."""
+    """The error message about a modified module."""
     shown = ", ".join(state.details[:5]) + (f" and {len(state.details) - 5} more" if len(state.details) > 5 else "")
     return (
         f"{site.module.name} in {site.folder} is neither the pinned original nor the patched one, "
-        f"so nothing was changed: {shown}; {repair(site)} (or drop with the patches it was patched with), then {verb} "
-        "again."
+        f"so nothing was changed: {shown}; {repair(site)} (or drop with the patches that were applied to it), then "
+        f"{verb} again."
     )
 
 
 def in_place(transaction: Transaction, site: Site, patches: list[series.Patch], reverse: bool) -> int:
-    """Stage the changed files of a module that is there; returns their number."""
+    """Stage the changed files of an existing module; return their number."""
     blobs, files = site.module.recorded().blobs, site.files()
     result = series.transform(files, patches, reverse)
     for path, ends in blobs.items():
         if content_id(result, path) != ends[0 if reverse else 1]:
             raise Failure(
-                f"The patches in {site.module.folder} do not give the {path} that {site.module.pinset.file} records: "
-                f"run `patchset check {site.module.pinset.name}`."
+                f"The patches in {site.module.folder} do not produce the {path} that {site.module.pinset.file} "
+                f"records: run `patchset check {site.module.pinset.name}`."
             )
     changed = [path for path in sorted(blobs) if files.get(path) != result.get(path)]
     for path in changed:
@@ -328,7 +328,7 @@ def unpack(transaction: Transaction, site: Site, patches: list[series.Patch], ar
     series.lay_out(result, folder)
     if git.tree_id(git.scan(folder)) != record.patched_tree:
         raise Failure(
-            f"{archive} and the patches in {site.module.folder} do not give the tree that {site.module.pinset.file} "
+            f"{archive} and the patches in {site.module.folder} do not produce the tree that {site.module.pinset.file} "
             f"records: run `patchset check {site.module.pinset.name}`."
         )
 
@@ -339,7 +339,7 @@ def states(target: Target) -> dict[str, str]:
 
 
 def report(target: Target) -> tuple[list[str], bool]:
-    """Lines on each module's state at the target, and whether all is in order."""
+    """Lines about each module's state at the target, and whether all is in order."""
     lines, in_order = [f"  {target.root}"], True
     for site in target.sites:
         state = inspect(site)

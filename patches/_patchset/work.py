@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The working form of a module's patches: a git repository with one commit a patch."""
+"""The working form of a module's patches: a git repository with one commit per patch."""
 
 import os
 import tempfile
@@ -12,12 +12,12 @@ from .pins import REPO, Module, PinSet, plural
 
 
 def default_folder(module: Module) -> Path:
-    """The repository of `import` and `export` if no folder is given."""
+    """The default repository of `import` and `export`."""
     return REPO / ".cache" / "patchset" / module.pinset.name / module.name
 
 
 def import_(module: Module, source: str | None, to: str | None, sdists: str | None) -> list[str]:
-    """Create the repository; returns lines for the user. Raises Failure if its folder is in use or a patch fails.
+    """Create the repository; return lines for the user. Raises Failure if its folder is in use or a patch fails.
 
     If a patch does not apply, the repository is left in the middle of `git am` for the developer to resolve.
     """
@@ -61,7 +61,7 @@ def unpack(module: Module, archive: Path, repo: Path) -> None:
     sdist.unpack(archive, repo)
     series.commit_base(repo, module)
     if git.text("rev-parse", "HEAD^{tree}", cwd=repo) != git.tree_id(git.scan(repo)):
-        raise Failure(f"{archive} holds a file that git does not take, such as one below a folder named .git.")
+        raise Failure(f"{archive} has a file that git does not accept, such as one below a folder named .git.")
 
 
 def clone(module: Module, checkout: Path, repo: Path) -> None:
@@ -96,8 +96,8 @@ def export(module: Module, source: str | None, sdists: str | None) -> list[str]:
         for name, data in texts.items():
             if again.get(name) != data:
                 raise Failure(
-                    f"{name} would not come back the same from `git am`: look in its message for a line that reads "
-                    "like a part of a patch."
+                    f"`git am` would not restore {name} unchanged: look in its message for a line that reads like "
+                    "part of a patch."
                 )
     with Transaction(module.pinset.folder) as transaction:
         pinset = PinSet(module.pinset.name)  # another module may have been exported meanwhile
@@ -121,15 +121,15 @@ def export(module: Module, source: str | None, sdists: str | None) -> list[str]:
 
 
 def check_repository(module: Module, repo: Path) -> None:
-    """Raise Failure unless the repository is one that `import` made, clean and at rest."""
+    """Raise Failure unless the repository was made by `import`, is clean and not in the middle of an operation."""
     if not (repo / ".git").exists():
         raise Failure(f"{repo} is not a repository made by `patchset import {module.pinset.name} {module.name}`.")
     try:
         git.run("merge-base", "--is-ancestor", git.BASE_TAG, "HEAD", cwd=repo)
     except Failure as error:
-        raise Failure(f"{repo}: HEAD does not stand on the tag {git.BASE_TAG} that `patchset import` sets.") from error
+        raise Failure(f"{repo}: HEAD is not based on the tag {git.BASE_TAG} that `patchset import` sets.") from error
     for name in ("rebase-merge", "rebase-apply"):
         if (repo / git.text("rev-parse", "--git-path", name, cwd=repo)).exists():
             raise Failure(f"{repo} is in the middle of a rebase or `git am`: finish it, then export.")
     if dirty := git.text("status", "--porcelain", "--untracked-files=no", cwd=repo):
-        raise Failure(f"{repo} has changes that are not committed, such as {dirty.splitlines()[0][2:].strip()}.")
+        raise Failure(f"{repo} has uncommitted changes, for example {dirty.splitlines()[0][2:].strip()}.")

@@ -57,17 +57,17 @@ def test_public_schemas(name, row, source, truth, asks):
         ("dapo-math-17k", "is not JSON", "is not JSON"),
         ("dapo-math-17k", GSM8K, "has no field 'data_source'"),
         ("dapo-math-17k", DAPO | {"prompt": "What is 1 + 1?"}, "has no list of one chat message in 'prompt'"),
-        ("dapo-math-17k", DAPO | {"prompt": [{"content": "x", "role": "system"}]}, "role 'system' where 'user'"),
+        ("dapo-math-17k", DAPO | {"prompt": [{"content": "x", "role": "system"}]}, "role 'system' instead of 'user'"),
         ("dapo-math-17k", dapo(" "), "has no text in 'ground_truth'"),
         (
             "dapo-math-17k",
             DAPO | {"data_source": "openai/gsm8k"},
-            "has data_source 'openai/gsm8k', so it belongs to another",
+            "has data_source 'openai/gsm8k', so it does not belong to",
         ),
         (
             "aime2024",
             dapo("5") | {"data_source": "openai/gsm8k"},
-            "has data_source 'openai/gsm8k', so it belongs to another",
+            "has data_source 'openai/gsm8k', so it does not belong to",
         ),
         ("gsm8k", {"question": "How many?", "answer": "5"}, "without ####"),
         ("aime2024", AIME | {"answer": "1000"}, "an AIME answer is 0 to 999"),
@@ -75,7 +75,7 @@ def test_public_schemas(name, row, source, truth, asks):
 )
 def test_bad_rows_are_named_by_line_and_skipped_only_on_request(name, row, reason, capsys):
     good = {"dapo-math-17k": DAPO, "gsm8k": GSM8K, "aime2024": AIME}[name]
-    with pytest.raises(UserError, match="1 of 2 rows are bad: mend the source, or leave them out by --skip-bad"):
+    with pytest.raises(UserError, match="1 of 2 rows are bad: repair the source, or skip them with --skip-bad"):
         convert(name, [good, row])
     said = capsys.readouterr().err
     assert "bad row: line 2 " in said and reason in said
@@ -168,7 +168,7 @@ def test_a_broken_download_goes_on_where_it_stopped(server, tmp_path, capsys):
 )
 def test_a_later_call_goes_on_but_never_joins_parts_of_different_versions(server, tmp_path, before, tag, asked):
     server.tag, server.breaks = before, [1000] + [0] * 10
-    kept = "; the first 1000 bytes are kept in .*file.part, so call again to go on" if asked else "$"
+    kept = "; the first 1000 bytes are kept in .*file.part: call again to resume" if asked else "$"
     with pytest.raises(UserError, match=f"of 1024000 bytes{kept}"):
         fetch.fetch(server.url, tmp_path / "file", pause=0.01)
     assert not (tmp_path / "file").exists()

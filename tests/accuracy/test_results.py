@@ -13,7 +13,7 @@ from llm_rl.errors import UserError
 from llm_rl.evaluation import acceptance, generate, questions
 from llm_rl.evaluation.__main__ import main
 from llm_rl.evaluation.compare import compare, table
-from llm_rl.evaluation.engine import Answer
+from llm_rl.evaluation.engine import GeneratedAnswer
 
 SAM = {"rule": "oldest", "threshold": 64, "verify": "rejection"}
 
@@ -48,7 +48,7 @@ def test_equal_arms(off, tmp_path):
     assert (found["questions"], found["drafted"], found["accepted"], found["equal_answers"]) == (40, 360, 160, 0)
     assert found["difference"]["low"] < 0 < found["difference"]["high"] and not found["differs"]
     assert found["difference"]["value"] == pytest.approx(found["on"]["value"] - found["off"]["value"])
-    assert re.match("No significant difference: .*points would have been seen", found["verdict"])
+    assert re.match("No significant difference: .*points would have been detected", found["verdict"])
     assert f"| pass@1 | {found['off']['value']:.1%} | {found['on']['value']:.1%} |" in table(found)
 
 
@@ -65,7 +65,7 @@ def test_arms_that_differ_and_arms_of_equal_texts(off, tmp_path):
     [
         ({"temperature": 1.0}, "the runs differ in temperature"),
         ({"data_sha256": "1", "model": "n"}, "the runs differ in data_sha256, model"),
-        ({"sam": "off"}, "was made with --sam off; name the run that is off first"),
+        ({"sam": "off"}, "was made with --sam off: name the run with --sam off first"),
         ({"k": 0}, "no draft was accepted, so this run"),
         ({"engine": {"dtype": "float16"}}, "the runs differ in engine"),
     ],
@@ -104,7 +104,7 @@ def open_results(path, head):
 def test_a_file_that_holds_no_results_is_refused_and_left_alone(tmp_path, content):
     path = tmp_path / "file"
     path.write_text(content)
-    with pytest.raises(UserError, match="file is no file of results"):
+    with pytest.raises(UserError, match="file is not a file of results"):
         generate.read(path)
     with pytest.raises(UserError, match="file is ") if content else contextlib.nullcontext():
         open_results(path, header("off"))
@@ -152,7 +152,7 @@ def test_questions(tmp_path):
         ([row("a"), row("a")], "line 2, repeats a question"),
         (
             [row("a", data_source="aime", reward_model={"ground_truth": "033"})],
-            "line 1: the answer '033' has leading zeros",
+            "line 1: the result '033' has leading zeros",
         ),
         ([row("a"), {"question": "b"}], "line 2: not in verl's schema"),
         ([row("a", data_source="codeforces")], "line 1: no scorer for data_source 'codeforces'"),
@@ -180,8 +180,11 @@ def test_tokens_a_step_by_length():
 
 
 def test_differences_of_operators_are_seen_up_to_the_token_that_differs():
-    decoded = [Answer([1, 2, 3], [-1.0, -2.0, -3.0]), Answer([4, 5, 6], [-1.0, -1.0, -1.0])]
-    verified = [Answer([1, 2, 3], [-1.0, -2.5, -3.0], steps=[1, 2]), Answer([4, 9, 6], [-1.25, -7.0, -8.0], steps=[3])]
+    decoded = [GeneratedAnswer([1, 2, 3], [-1.0, -2.0, -3.0]), GeneratedAnswer([4, 5, 6], [-1.0, -1.0, -1.0])]
+    verified = [
+        GeneratedAnswer([1, 2, 3], [-1.0, -2.5, -3.0], steps=[1, 2]),
+        GeneratedAnswer([4, 9, 6], [-1.25, -7.0, -8.0], steps=[3]),
+    ]
     found = check_operators.compare(decoded, verified)
     assert found == {"differences": [0.0, -0.5, 0.0, -0.25], "places": [0, 0, 1, 0], "diverged": 1}
     figures = check_operators.summary(found, 0.5)

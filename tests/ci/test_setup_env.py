@@ -218,11 +218,11 @@ def test_a_pin_set_and_a_folder_that_are_not_there(repo):
         assert "choose from tiny, bench, ansible, wheels or tools" in repo.refused(name)
     shutil.rmtree(repo.root / ".venvs")
     repo.write(".venvs", "")  # root may write anywhere, but not below a file
-    assert f"{repo.root}/.venvs, where the environments go, cannot be written (" in repo.refused("tiny")
+    assert f"{repo.root}/.venvs, the folder of the environments, cannot be written (" in repo.refused("tiny")
 
 
 def test_a_file_system_without_locks(repo, no_locks):
-    said = f"{repo.root}/.venvs, where the environments go, cannot be written (Function not implemented): have it mount"
+    said = f"{repo.root}/.venvs, the folder of the environments, cannot be written (Function not implemented): have"
     assert said in repo.refused("tiny", **no_locks(repo.root))
 
 
@@ -386,7 +386,7 @@ def test_torch_from_another_index(repo):
         assert repo.lacks("nvidia_x", "cuda_y")
         repo.ok("tiny")
         assert repo.python("import nvidia_x, torch; print(torch.version)") == "2.11.0"
-        assert "does not go with" in repo.refused("tiny", "--offline", TORCH_INDEX_URL=other.url)
+        assert "cannot be combined with" in repo.refused("tiny", "--offline", TORCH_INDEX_URL=other.url)
 
 
 def test_two_calls_at_once_wait_for_each_other(repo):

@@ -5,12 +5,12 @@ import json
 
 RANK = 8
 SETTINGS = {"enable_lora": True, "max_loras": 2, "max_lora_rank": RANK}
-"""Settings of engines that take it."""
+"""Settings of engines that accept it."""
 WIDTHS = {"q_proj": 64, "v_proj": 32}
 
 
 def save(folder, head=None):
-    """Saves an adapter of queries and values, and of the logits of `head` tokens, which changes every answer.
+    """Save an adapter for queries, values and, with `head`, the logits of `head` tokens; it changes every answer.
 
     Returns vLLM's LoRARequest.
     """

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets vLLM's CPU backend schedule asynchronously, so that the code of vLLM's own runner is executed.
 
-The backend switches asynchronous scheduling off (platforms/cpu.py), and its streams do their work at once: nothing
-overlaps, and no race can show.
+The backend disables asynchronous scheduling (platforms/cpu.py). Its streams execute work immediately, so nothing
+overlaps and no race can occur.
 """
 
 import contextlib
 
 
 def allow(put=setattr):
-    """Call it before the engine's configuration is made. `put` is used in the place of setattr."""
+    """Call it before the engine's configuration is created. put: replaces setattr."""
     from vllm.platforms import cpu
-    from vllm.v1.worker.cpu import shm  # noqa: F401  (first: the runner's modules take functions that it replaces)
+    from vllm.v1.worker.cpu import shm  # noqa: F401  (first: the runner's modules import functions that it replaces)
 
     from vllm.v1.worker import cpu_model_runner  # isort: skip
 
@@ -20,7 +20,7 @@ def allow(put=setattr):
 
 
 def allow_in_configuration(cpu, put=setattr):
-    """Of the module vllm.platforms.cpu."""
+    """Allow it in the module vllm.platforms.cpu."""
     check = cpu.CpuPlatform.check_and_update_config
 
     def keep_asynchronous(vllm_config):
@@ -32,7 +32,7 @@ def allow_in_configuration(cpu, put=setattr):
 
 
 def allow_in_runner(cpu_model_runner, put=setattr):
-    """Of the module vllm.v1.worker.cpu_model_runner."""
+    """Allow it in the module vllm.v1.worker.cpu_model_runner."""
     import torch
     from vllm.v1.worker.cpu import shm  # replaces torch's streams and events
 

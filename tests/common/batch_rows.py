@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check of vLLM's batches, those of its own runner and vllm-ascend's."""
+"""A check of the batches of vLLM's own runner and of vllm-ascend's."""
 
 
 def check_allowed_tokens_move(module, *block_sizes):
-    """Rows of allowed tokens move with their requests: by a swap, and into a row that became free; a request without
-    such tokens in the row left behind may sample all.
+    """Allowed tokens move with their request when rows are swapped or a free row is filled; a new request without
+    allowed tokens in the vacated row may sample all tokens.
 
-    module: that of an InputBatch; block_sizes: its last arguments.
+    module: module of an InputBatch; block_sizes: its last arguments.
     """
     import torch
     from vllm import SamplingParams

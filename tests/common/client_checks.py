@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of vLLM's own client of several data-parallel engines, which chooses the engine of a request, without
-engines."""
+"""Checks, without engines, of vLLM's client of several data-parallel engines, which chooses the engine of a request."""
 
 import asyncio
 import types
@@ -14,7 +13,7 @@ def new_client(speculative, client_index=0, client_count=1, engines=4):
     def connect(self, *args):
         self.client_index = client_index
         self.core_engines = [rank.to_bytes(2, "little") for rank in range(engines)]
-        load = [0, 0, 0.0] if hasattr(self, "engine_inflight") else [0, 0]  # 0.32 knows how full caches are
+        load = [0, 0, 0.0] if hasattr(self, "engine_inflight") else [0, 0]  # 0.32 also counts cache usage
         self.lb_engines = [list(load) for _ in range(engines)]
 
     if speculative:
@@ -38,7 +37,7 @@ def send(client, request_id, prompt, **fields):
 
 
 def send_groups(client, prompts=8, n=8):
-    """The engines of n answers to each prompt, asked in turn, as a list for each prompt."""
+    """Request n answers to each prompt, one round of prompts after the other; return the engines for each prompt."""
     sent = [[send(client, f"{prompt}-{i}", [7, prompt]) for prompt in range(prompts)] for i in range(n)]
     return [list(homes) for homes in zip(*sent, strict=True)]
 
@@ -57,7 +56,7 @@ def check_answers_to_a_prompt_share_an_engine():
 
 
 def check_other_choices_stay_first():
-    """Those of the request, of a session, and vLLM's own where a request has no tokens."""
+    """A rank in the request, a session's engine, and vLLM's own choice for a request without tokens come first."""
     client = new_client(("sam", {}))
     ranks = [send(client, f"ranked {i}", [8, i], data_parallel_rank=0) for i in range(8)]
     assert ranks == 8 * [0]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of command lines."""
+"""Calls of commands."""
 
 
 def refused(main, capsys, *words):
-    """The sentence of a call of `main` that must exit with 2."""
+    """Call `main`, which must exit with 2; return the sentence it prints."""
     try:
         code = main([*map(str, words)])
     except SystemExit as exit:

@@ -8,7 +8,7 @@ import waits  # noqa: F401
 
 
 class Engine(llm_engine.Engine):
-    """Its KV cache has 256 blocks of 128 tokens; vLLM would fill a gigabyte with zeros at its start."""
+    """Has a KV cache of 256 blocks of 128 tokens; vLLM would fill a gigabyte with zeros at the start."""
 
     def __init__(self, model, sam=None, k=3, **settings):
         super().__init__(model, sam, k, **{"num_gpu_blocks_override": 256} | settings)

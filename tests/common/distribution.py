@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of sampled tokens of an engine against the model's own distribution."""
+"""Compare pairs of sampled tokens of an engine with the model's distribution."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
 
 def loaded(model):
-    """The model of a folder in transformers."""
+    """The model in a folder, loaded by transformers."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
@@ -25,7 +25,8 @@ def model_distribution(network):
 
 
 def chi_square_p_value(observed, expected, least=8):
-    """Of cells, or of rows of cells with a sum each. Those of a row expected fewer than `least` times are pooled."""
+    """p-value of the counts in cells, or in rows of cells with a given sum each. Cells of a row with an expectation
+    below `least` are pooled."""
     assert not observed[expected == 0].any(), "what cannot be was sampled"
     rare, sums = expected < least, np.count_nonzero(expected.sum(-1))
     observed, expected = (np.append(each[~rare], (each * rare).sum(-1)) for each in (observed, expected))
@@ -35,8 +36,8 @@ def chi_square_p_value(observed, expected, least=8):
 
 
 def sample(engine, draws, at_once=8, each=None, **sampling):
-    """Answers of 3 tokens to PROMPT: pairs of first tokens counted, tokens drafted and accepted. each: see
-    Engine.run."""
+    """Sample answers of 3 tokens to PROMPT; return counts of pairs of first tokens, and of drafted and accepted tokens.
+    each: see Engine.run."""
     pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
     for at in range(0, draws, at_once):
         for answer in engine.run([PROMPT] * at_once, 3, each=each and each[at : at + at_once], **sampling):
@@ -47,10 +48,10 @@ def sample(engine, draws, at_once=8, each=None, **sampling):
 
 
 def samples_as_the_model(engine, network, draws, at_once=8):
-    """Pairs follow the model's law where siblings draft for each other: the second token of most answers is drafted and
-    verified.
+    """Pairs follow the model's distribution when siblings draft for each other: the second token of most answers is
+    drafted and verified.
 
-    A deterministic draft d is accepted with probability p(d), so acceptance has bounds of its own.
+    A deterministic draft d is accepted with probability p(d), which bounds the acceptance rate.
     """
     pairs, drafted, accepted = sample(engine, draws, at_once, temperature=1.0)
     assert drafted > draws / 2 and accepted > 0
@@ -61,7 +62,7 @@ def samples_as_the_model(engine, network, draws, at_once=8):
 
 
 def repeated_seeds(engine, count, at_once=8):
-    """`count` requests with seeds, made four times; each drafts what its former answers were. Yields the pairs of each
+    """Make `count` seeded requests four times, each with drafts from its earlier answers; yield the pairs of each
     time."""
     requests = [{"seed": seed, "extra_args": {"sam_group": str(seed)}} for seed in range(count)]
     for _ in range(4):

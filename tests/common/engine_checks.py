@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of every kind of engine: count(), drafter(), run(), stop() are those of tests/engine and
+"""Checks for every kind of engine, with the methods count(), drafter(), run() and stop() of tests/engine and
 tests/ascend."""
 
 import math
@@ -17,7 +17,7 @@ def speculated(engine):
 
 
 def settled(engine):
-    """The drafter's counters once it holds no request: the engine hears of the last end in a step of its own."""
+    """The drafter's counters once it holds no request: the engine processes the last end in a separate step."""
     for _ in range(50):
         counters = engine.drafter()
         if counters["requests"] == 0:
@@ -27,11 +27,10 @@ def settled(engine):
 
 
 def go_on_from_what_they_had(engine, prompts, answers, old, lengths=None, each=None):
-    """Answers whose weights changed on the way begin as the old ones, and go on as `engine`, which has the new weights,
-    does.
+    """Check that answers begin like those of the old weights and continue like those of `engine`, which has the new
+    weights.
 
-    old: whole answers with the old weights; lengths: tokens asked for, as many as `old` has unless given; each: see
-    run().
+    old: whole answers with the old weights; lengths: requested tokens, by default those of `old`; each: see run().
     """
     kept = [len(os.path.commonprefix(pair)) for pair in zip(answers, old, strict=True)]
     lengths = lengths or [len(whole) for whole in old]
@@ -45,16 +44,16 @@ def go_on_from_what_they_had(engine, prompts, answers, old, lengths=None, each=N
 
 
 def random_seed(worker):
-    """Runs in a worker: what its random numbers begin with; at the start that is the engine's seed, 0."""
+    """Runs in a worker: the seed of its random numbers, initially the engine's seed 0."""
     import torch
 
     return torch.initial_seed()
 
 
 def history_is_found_again(start, folder, rank, prompts, answers):
-    """An engine drafts from what the one before it, of the same rank, had answered, answers the same, and adds to it.
+    """An engine drafts from the answers of the previous engine of its rank, answers the same, and saves its answers.
 
-    start(sam=options): an engine of this rank; folder: made here; prompts, answers: lists of token ids.
+    start(sam=options): starts an engine of this rank; folder: created here; prompts, answers: lists of token ids.
     """
     path = folder / f"engine-{rank}" / "pool"
     pool = Pool()
@@ -76,9 +75,9 @@ def history_is_found_again(start, folder, rank, prompts, answers):
 
 
 def salts_share_nothing(engine, prompt):
-    """Requests with one prompt or one name draft from each other only if they have one cache_salt and run at once.
+    """Requests with the same prompt or name draft from each other only with the same cache_salt and while both run.
 
-    prompt: token ids that no other test of this engine asks for.
+    prompt: token ids that no other test of this engine uses.
     """
 
     def borrowed(named, *salts, stagger=0):

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of the hooks of every package."""
+"""Checks for the hooks of every package."""
 
 from sam_core.engines.hooks import _find, problem, tree
 
 
 def forget_files():
-    """Of what was looked up in sources, which change in tests."""
+    """Clear the caches of parsed sources, which tests change."""
     tree.cache_clear()
     _find.cache_clear()
 
 
 def a_changed_hook_is_named(hook, installed, folder):
-    """folder: an empty one, for a changed copy of the file of the package in `installed`."""
+    """folder: an empty folder for changed copies of the hook's file in `installed`."""
     text = (installed / hook.file).read_text()
     file = folder / hook.file
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import it, and vLLM inspects the class of a model in this process.
+"""If imported, vLLM inspects a model's class in this process.
 
-It would start one that imports vLLM anew, 20 s of a core, unless its cache has what the installed release found: the
-releases of two pin sets write over each other's.
+Otherwise it starts a process that imports vLLM again (20 s of a core), unless its cache has the result of the installed
+release; the releases of two pin sets overwrite each other's results.
 """
 
 from vllm.model_executor.models import registry

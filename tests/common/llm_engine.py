@@ -8,11 +8,11 @@ from sessions import add_turn
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
 COLUMNS = ("start", "seconds", "running", "tokens", "drafted", "accepted")
-"""Of the StepLog's rows."""
+"""Columns of the StepLog's rows."""
 
 
 class Log(StepLog):
-    """Counts preemptions as well; vLLM's own counters are those of the engine that was started last."""
+    """Also counts preemptions; vLLM's own counters belong to the engine that was started last."""
 
     preemptions = 0
 
@@ -23,7 +23,7 @@ class Log(StepLog):
 
 
 class Engine:
-    """vLLM's LLMEngine with a Log: one row an engine step."""
+    """vLLM's LLMEngine with a Log: one row per engine step."""
 
     def __init__(self, model, sam=None, k=3, **settings):
         speculative = None if sam is None else {"method": "sam", "num_speculative_tokens": k, "sam": sam}
@@ -62,16 +62,15 @@ class Engine:
         priorities=None,
         **sampling,
     ):
-        """Answer prompts; `stagger` engine outputs lie between arrivals; the requests in `abort` end after 5 tokens.
+        """Answer prompts.
 
-        `interrupt` is called with vLLM's engine after `after` outputs. The core makes no output before it is asked
-        for it, so these numbers mean the same under any load.
+        stagger: engine outputs between arrivals; abort: requests to abort after 5 tokens; interrupt: called with vLLM's
+        engine after `after` outputs; sampling: settings of all requests; each: additional settings of each request,
+        also cache_salt; adapters: LoRARequest or None for each; priorities: a number for each. The core only makes an
+        output on request, so numbers of outputs do not depend on load.
 
-        `sampling` holds for all requests, `each` has more settings for each of them, also a cache_salt; `adapters`:
-        the LoRARequest or None of each; `priorities`: their numbers.
-
-        Returns the token ids of each answer; `self.rows` holds the engine's steps of this run, `self.log.preemptions`
-        its preemptions, `self.outputs` vLLM's last RequestOutput of each request, or None.
+        Returns the token ids of each answer. `self.rows` has the engine's steps of this run, `self.log.preemptions` its
+        preemptions, `self.outputs` vLLM's last RequestOutput of each request, or None.
         """
         from vllm import SamplingParams
 
@@ -112,7 +111,7 @@ class Engine:
         return [answers.get(i, []) for i in range(len(prompts))]
 
     def run_session(self, turns, max_tokens):
-        """Answer a session's turns (vLLM's StreamingInput): lists of token ids, each at most so many tokens long.
+        """Answer the turns of a session (vLLM's StreamingInput). turns: lists of token ids; max_tokens: one per turn.
 
         Returns the tokens of all turns' answers.
         """

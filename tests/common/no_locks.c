@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library to preload: locks of files below the folder $NO_LOCKS fail with the error $NO_LOCKS_ERRNO, as on Lustre
+// A library to preload: locks of files in the folder $NO_LOCKS fail with the error $NO_LOCKS_ERRNO, as on Lustre
 // without option flock (ENOSYS) and on NFS 3 without rpc.statd (ENOLCK).
 #define _GNU_SOURCE
 #include <dlfcn.h>

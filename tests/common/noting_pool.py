@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs in a worker: what a drafter's indexes hold."""
+"""Runs in a worker: records the answers in a drafter's indexes."""
 
 from sam_core.proposer import FEED_INTERVAL
 
 
 class NotingPool:
-    """A Pool that notes the answers it keeps: `answers`, token ids of each text that was closed, without its prompt."""
+    """A Pool that records the answers it keeps: `answers` has the token ids of each closed text without its prompt."""
 
     def __init__(self, pool):
         self.pool, self.answers, self._open = pool, [], {}
@@ -35,9 +35,9 @@ class NotingPool:
 
 
 def note_answers(drafter, feed_all=False):
-    """From now on notes the answers that the drafter's pool keeps. The drafter has no requests now.
+    """Record the answers that the drafter's pool keeps from now on. The drafter must have no requests.
 
-    feed_all: a step without drafts feeds all requests, not only those whose turn it is.
+    feed_all: whether a step without drafts feeds all requests instead of only those whose turn it is.
     """
     drafter.pool = NotingPool(getattr(drafter.pool, "pool", drafter.pool))
     vars(drafter).pop("_feed_turn", None)
@@ -47,6 +47,6 @@ def note_answers(drafter, feed_all=False):
 
 
 def noted_answers(drafter):
-    """What was noted since the last time."""
+    """The answers recorded since the previous call."""
     noted, drafter.pool.answers = drafter.pool.answers, []
     return noted

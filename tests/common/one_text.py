@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A corpus of one text, for engines that draft from one."""
+"""A corpus of one text, for engines that draft from a corpus."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from sam_core import corpus
 
 
 def write_corpus(path, text):
-    """What build_corpus writes for one text, without the library for sorting, which is not in every environment."""
+    """Write what build_corpus writes for one text, without its sorting library, which not every environment has."""
     tokens = np.array([*text, corpus.END], np.int32)
     suffixes = sorted(range(len(text)), key=lambda at: tokens[at:].tolist())
     corpus._write(path, tokens, np.array(suffixes, np.uint32), texts=1, tokenizer=0)

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine's core, in a process of its own, that makes an output only while its caller waits for one: what lies
-between two outputs is then the same on a busy machine and on an idle one."""
+"""Makes an engine's core, in a separate process, produce an output only while its caller waits for one, so that the
+work between two outputs does not depend on the machine's load."""
 
 import contextlib
 import time
 
 
 def allow(core, outputs):
-    """A method that vLLM's EngineCoreProc gets and its client calls: make this many outputs and wait; None: go on.
+    """Produce this many outputs, then wait; None: never wait. A method for vLLM's EngineCoreProc that its client calls.
 
-    Requests that its client added before are in its scheduler. A pause goes on until nothing is in flight.
+    Requests that the client added before the call are in the scheduler. A pause continues until nothing is in flight.
     """
     if not hasattr(core, "outputs_left"):
         step = core.step_fn
 
         def step_if_allowed():
-            paused = hasattr(core, "is_scheduler_paused") and core.is_scheduler_paused()  # vLLM 0.11 knows no pause
+            paused = hasattr(core, "is_scheduler_paused") and core.is_scheduler_paused()  # vLLM 0.11 has no pause
             if core.outputs_left == 0 and not paused:
                 time.sleep(0.0005)
                 return None, False
@@ -30,9 +30,9 @@ def allow(core, outputs):
 
 @contextlib.contextmanager
 def kept_with(engine):
-    """While this holds, the core of a vLLM LLMEngine makes one output for each of `engine.step()`."""
+    """In this context the core of a vLLM LLMEngine produces one output for each `engine.step()`."""
     client = engine.engine_core
-    if not hasattr(client, "call_utility"):  # a core in this process steps when it is asked for an output
+    if not hasattr(client, "call_utility"):  # a core in this process only steps on request
         yield
         return
     client.call_utility("allow", 0)

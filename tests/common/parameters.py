@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests with sampling parameters of all kinds, for batches in which they run with others."""
+"""Requests with all kinds of sampling parameters, to run in one batch."""
 
 import random
 
@@ -9,13 +9,14 @@ from thinking import START
 
 KINDS = ("repetition_penalty", "penalties", "allowed_token_ids", "min_tokens", "bad_words", "logprobs")
 KINDS += ("prompt_logprobs", "min_p", "logit_bias")
-"""Of FAMILIES, all that every vLLM has."""
+"""The FAMILIES that every vLLM has."""
 
 
 def requests(kind, kinds, num, longest, **common):
-    """`num` prompts that begin to think, the last ones those of the first; lengths; settings of each.
+    """`num` prompts that begin to think, the second half repeating the first; their lengths; and their settings.
 
-    kind: some have settings of this kind, or with "all" of any of `kinds`; common: what all have, temperature included.
+    kind: some requests have settings of this kind, or of any of `kinds` with "all"; common: settings of all requests,
+    including temperature.
     """
     rng = random.Random(1)
     prompts = [[rng.randrange(59) for _ in range(rng.randrange(4, 30))] + START for _ in range(num // 2 + 1)]
@@ -27,14 +28,14 @@ def requests(kind, kinds, num, longest, **common):
                 settings |= FAMILIES[name](rng)
         if "min_tokens" in settings:
             settings["min_tokens"] = min(settings["min_tokens"], length)
-        if "bad_words" in settings:  # engines without a tokenizer take the tokens
+        if "bad_words" in settings:  # engines without a tokenizer need the tokens
             settings["_bad_words_token_ids"] = [[WORDS.index(word)] for word in settings["bad_words"]]
         each.append(settings | common)
     return (prompts * 2)[:num], lengths, each
 
 
 def same_log_probabilities(ours, theirs):
-    """Of answers or prompts: {token: log-probability} of each token, or None."""
+    """Compare lists with {token: log-probability} for each position of an answer or a prompt, or None."""
     for mine, expected in zip(ours, theirs, strict=True):
         assert (mine is None) == (expected is None)
         for at, values in zip(mine or (), expected or (), strict=True):

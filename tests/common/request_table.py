@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""requests.toml of the pin set whose environment runs, against its vLLM."""
+"""Compare requests.toml of the current environment's pin set with its vLLM."""
 
 import sys
 import tomllib
@@ -14,12 +14,12 @@ def table():
 
 
 def names(section, *statuses):
-    """The names of a section, with these statuses or any, as often as they are there."""
+    """The names in a section with these statuses, or with any, including repetitions."""
     return [name for group in table()[section] for status in statuses or STATUSES for name in group.get(status, ())]
 
 
 def every_field_has_one_row():
-    """Raises AssertionError where a field of the installed SamplingParams has none, or a row no field."""
+    """Raise AssertionError if a field of the installed SamplingParams has no row, or a row has no field."""
     from vllm import SamplingParams
 
     fields = set(SamplingParams.__struct_fields__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small run folders, as a recipe leaves them."""
+"""Small run folders like those of a recipe."""
 
 import json
 
@@ -17,7 +17,7 @@ def engine_rows(start, seconds, drafting):
 
 
 def write_run(folder, sam, steps=3, engine=True, **record):
-    """A run folder whose first training step is ten times as slow as the others."""
+    """Write a run folder whose first training step is ten times as slow as the others."""
     on = sam != "off"
     folder.mkdir(exist_ok=True)
     run = {"pin_set": "p", "tree_ids": {"m": "t"}, "seed": 7, "sam": sam, "threshold": THRESHOLD, "k": 3}
@@ -57,7 +57,7 @@ def write_answers(folder, answers, name="answers-1.jsonl"):
 
 
 def edit_steps(folder, numbers, **changes):
-    """Change metrics of these lines of steps.jsonl, counted from 1; None takes a metric away."""
+    """Change metrics in these lines of steps.jsonl, counted from 1; None removes a metric."""
     path = folder / "steps.jsonl"
     entries = [json.loads(line) for line in path.read_text().splitlines()]
     for number in numbers:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of one kind each, which random ones seldom have as plainly."""
+"""Schedules of one kind each, which rarely occur so clearly in random schedules."""
 
 import copy
 import itertools
@@ -35,7 +35,7 @@ def cases():
         again.append([*others, aborted, named_alike])
 
     def twice(params_of):
-        """Eight requests of different lengths and arrivals, then again with the parameters of one another."""
+        """Eight requests with different lengths and arrivals, then the same with exchanged parameters."""
         waves = []
         for number in range(2):
             waves.append([])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with an engine's answers with sam, and with what it indexed of them, against those of a plain one."""
+"""Compare the answers of an engine with sam, and what it indexed of them, with those of a plain engine."""
 
 import collections
 import copy
@@ -16,7 +16,7 @@ def first_difference(expected, got):
 
 
 def differs(ask, expected, got, verify):
-    """What is wrong with a request's result, or None."""
+    """A sentence about the difference of a request's results, or None."""
     if expected.refused or got.refused:
         if bool(expected.refused) == bool(got.refused) or REFUSED & ask.params.keys():
             return None
@@ -27,7 +27,7 @@ def differs(ask, expected, got, verify):
         return f"{len(got.answers)} answers, not {len(expected.answers)}"
     if ask.draws and verify == "rejection":
         return None if got.aborted or all(answer.finish for answer in got.answers) else "an answer does not end"
-    budget = None if ask.embeds else ask.params.get("thinking_token_budget")  # of embeddings no token is known
+    budget = None if ask.embeds else ask.params.get("thinking_token_budget")  # the tokens of embeddings are unknown
     for mine, theirs in zip(got.answers, expected.answers, strict=True):
         if budget is not None and len(theirs.tokens) > budget and STOP not in theirs.tokens[: budget + 1]:
             return f"plain thinks beyond its budget of {budget}: {theirs.tokens}"
@@ -47,7 +47,7 @@ def differs(ask, expected, got, verify):
 
 
 def cut_as(expected, got):
-    """`expected` as far as an aborted request was answered."""
+    """`expected`, cut where an aborted request's answers end."""
     answers = copy.deepcopy(expected.answers[: len(got.answers)])
     for mine, theirs in zip(got.answers, answers, strict=False):
         theirs.tokens, theirs.text = theirs.tokens[: len(mine.tokens)], theirs.text[: len(mine.text)]
@@ -68,10 +68,10 @@ def logprobs_differ(expected, got):
 
 
 def wrongly_indexed(asks, expected, results, noted, verify):
-    """What is wrong with the answers that were indexed, or None.
+    """A sentence about wrongly indexed answers, or None.
 
-    Those of some requests need not be there, or may go on behind what was seen of them: of aborted ones and stop
-    strings. Of a session one turn is there. But no other text is.
+    Answers of aborted requests or with stop strings may be missing, or be longer than what the client received. One
+    turn of a session may be indexed. No other text may be.
     """
     noted, loose = collections.Counter(map(tuple, noted)), []
     for ask in asks:
@@ -104,8 +104,8 @@ def wrongly_indexed(asks, expected, results, noted, verify):
 
 
 def may_be(text, seen, whole, is_session):
-    """Whether a text may be what was indexed of an answer. seen: what its client has had; whole: all of it, None if
-    unknown."""
+    """Whether a text may have been indexed for an answer. seen: what the client received; whole: the whole answer, None
+    if unknown."""
     if is_session:  # one of its turns
         return whole is None or any(whole[at : at + len(text)] == text for at in range(len(whole) + 1))
     if whole is None:

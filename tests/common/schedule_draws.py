@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of requests, drawn at random from a seed, and the asks that they consist of."""
+"""Schedules of requests (Ask), drawn at random from a seed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MAX_LEN, BLOCK, MAX_SEQS = 160, 16, 16
 class Ask:
     """A request.
 
-    key: its number in the schedule; name: its id, which one before may have had.
-    at: steps after the beginning of its wave.
-    abort: steps after its arrival, None: never.
-    turns: further inputs of a session: (steps after its arrival, token ids, max_tokens).
-    embeds: it gives the embeddings of its prompt.
+    key: its number in the schedule; name: its id, which an earlier request may have had.
+    at: arrival, in steps after the beginning of its wave.
+    abort: steps between arrival and abort, None: never.
+    turns: further inputs of a session: (steps after arrival, token ids, max_tokens).
+    embeds: whether the prompt is given as embeddings.
     """
 
     key: int
@@ -55,7 +55,7 @@ class Ask:
 
 @dataclass
 class Schedule:
-    """waves: of requests, each of which begins when the one before has ended; events: (wave, step, what)."""
+    """waves: lists of requests; a wave begins when the previous one has ended. events: (wave, step, what)."""
 
     seed: int
     setup: dict[str, Any]
@@ -116,12 +116,12 @@ FAMILIES = {
     "min_p": lambda rng: {"temperature": 1.0, "min_p": 0.2},
     "logit_bias": lambda rng: {"logit_bias": {3: 2.0}},
 }
-"""By name, a function that draws arguments of SamplingParams; `structured_outputs` is a regular expression here."""
+"""Functions that draw arguments of SamplingParams, by name; `structured_outputs` is a regular expression here."""
 REFUSED = {"min_p", "logit_bias"}
-"""What vLLM refuses with speculation."""
+"""Parameters that vLLM refuses with speculation."""
 ALONE = {"structured_outputs"} | REFUSED
 WITH_ALONE = {"logprobs", "seed", "extra_args"}
-"""All that a request with one of ALONE may have in addition."""
+"""Parameters that a request with one of ALONE may also have."""
 NOT_IN_SESSIONS = {"stop", "n", "output_kind", "prompt_logprobs", "max_tokens", "thinking_token_budget"} | ALONE
 NEED_TEXT = {"stop", "structured_outputs", "bad_words", "skip_special_tokens"}
 
@@ -166,8 +166,8 @@ def draw(seed):
 
 
 def enough_with_sessions(asks):
-    """Blocks for the longest request and all sessions: vLLM takes none from a session that waits, and may stand
-    still."""
+    """Blocks for the longest request and all sessions: vLLM takes no blocks from a waiting session and might
+    deadlock."""
     turns = [[(0, ask.prompt, 20), *ask.turns] for ask in asks if ask.turns]
     longest = [sum(len(prompt) + length for _, prompt, length in each) for each in turns] + [MAX_LEN]
     return sum(-(-length // BLOCK) for length in longest) + 1
@@ -214,7 +214,7 @@ def draw_ask(rng, key, shared, spread):
 
 
 def reuse(rng, ask, wave, waves):
-    """Name it as one of an earlier wave, or as one of its own wave when that is aborted."""
+    """Give it the name of a request of an earlier wave, or of a request of its wave when that is aborted."""
     taken = collections.Counter(other.name for other in wave)
     aborted = [other for other in wave if other.abort is not None and taken[other.name] == 1]
     ended = [other for other in itertools.chain(*waves) if not taken[other.name]]
@@ -226,7 +226,7 @@ def reuse(rng, ask, wave, waves):
 
 
 def one_by_one(schedule):
-    """The same requests, each alone and to its end."""
+    """The same requests, each run alone and to its end."""
     asks = [copy.deepcopy(ask) for ask in itertools.chain(*schedule.waves)]
     for ask in asks:
         ask.at, ask.abort, ask.turns = 0, None, [(0, *turn[1:]) for turn in ask.turns]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine that runs schedules in this process, and what it answers."""
+"""An engine that runs schedules in this process, and its answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAUSE = 6
 
 @dataclass
 class Answer:
-    """One sequence of a request. logprobs: of each token {token: (log-probability, rank)}."""
+    """One sequence of a request. logprobs: {token: (log-probability, rank)} for each token."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -43,7 +43,7 @@ def readable(logprobs):
 
 
 def sampling(params):
-    """The SamplingParams of an Ask's."""
+    """The SamplingParams for the params of an Ask."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -54,7 +54,7 @@ def sampling(params):
 
 
 class Engine:
-    """An engine whose core is in this process; `covered` counts what happened in it."""
+    """An engine whose core is in this process; `covered` counts events in it."""
 
     def __init__(self, model, arm=None, covered=None):
         from vllm.config.reasoning import ReasoningConfig
@@ -85,7 +85,7 @@ class Engine:
             self.watch()
 
     def watch(self):
-        """Counts preemptions, turns of sessions, and steps by what they held."""
+        """Count preemptions, turns of sessions, and steps by their content."""
         scheduler, covered = self.core.scheduler, self.covered
         preempt, update = scheduler._preempt_request, scheduler.update_from_output
         begin_turn = scheduler._update_request_as_session
@@ -113,7 +113,7 @@ class Engine:
         scheduler._update_request_as_session = turning
 
     def set_up(self, setup):
-        """Make it an engine of these settings; it has no requests."""
+        """Reconfigure the engine, which must have no requests."""
         from noting_pool import note_answers
         from sam_core.engines.vllm.runner1_async import AsyncDrafts
         from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
@@ -135,7 +135,7 @@ class Engine:
         self.blocks.num_gpu_blocks = setup["blocks"] + 1  # one is vLLM's own
 
     def clean_up(self):
-        """The answers that were indexed; raises AssertionError if a request is left in the drafter."""
+        """The answers that were indexed. Raises AssertionError if a request remains in the drafter."""
         from noting_pool import noted_answers
 
         self.blocks.free_blocks(self.held)
@@ -192,8 +192,8 @@ class Engine:
         raise AssertionError(f"{sorted(self.engine.output_processor.request_states)} do not end in {MAX_STEPS} steps")
 
     def wait_for_grammars(self):
-        """Wait for the threads that compile grammars if no other request is left: how many empty steps pass meanwhile
-        depends on how busy the machine is."""
+        """Wait for the threads that compile grammars if no other request is left, because the number of empty steps
+        meanwhile depends on the machine's load."""
         requests = self.core.scheduler.requests.values()
         if all(request.status.name == "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR" for request in requests):
             grammars = [request.structured_output_request._grammar for request in requests]
@@ -252,7 +252,7 @@ class Engine:
         result.prompt_logprobs = readable(output.prompt_logprobs) or result.prompt_logprobs
 
     def count_drafts(self, name):
-        """Counts those of the request that has had this name."""
+        """Count the drafts of the request that had this name."""
         for counts, what in ((self.verified, "verified"), (self.accepted, "accepted")):
             n = sum(counts.pop(f"{child}{name}", 0) for child in ("", "0_", "1_", "2_"))
             if n and name in self.current:
@@ -260,7 +260,7 @@ class Engine:
 
 
 def keep_settings():
-    """SamProposers that are made from now on keep their settings, for `renewed`."""
+    """Make SamProposers created from now on keep their settings, for `renewed`."""
     from sam_core.proposer import SamProposer
 
     make = SamProposer.__init__
@@ -273,7 +273,7 @@ def keep_settings():
 
 
 def renewed(drafter, k, sam):
-    """A drafter as this one was at first, with other options."""
+    """A new drafter like this one at its start, with other options."""
     from sam_core.proposer import SamProposer
 
     new = copy.copy(drafter)

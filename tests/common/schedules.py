@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random schedules: engines with sam answer as one without, whatever arrives, ends and is taken back meanwhile.
+"""Random schedules: engines with sam answer like one without, whatever arrives, ends and is preempted meanwhile.
 
 usage: schedules.py [--count N] [--first SEED] [--cases [NAME ...]]
 
-A schedule is drawn from its seed: requests in waves, with parameters of every family, and what happens meanwhile. No
-text depends on when something happens. So an engine without speculation that has one request at a time gives the
-answers, and each arm, an engine with sam, runs the schedule with little cache, few tokens a step, and a drafter of its
-own. All engines are in this process, on vLLM's CPU backend or the stand-in for torch_npu.
+A schedule is drawn from its seed: requests in waves, with parameters of every family, and events meanwhile. No text
+depends on timing, so an engine without speculation that runs one request at a time gives the expected answers. Each
+arm, an engine with sam, runs the schedule with a small cache, few tokens per step, and its own drafter. All engines
+are in this process, on vLLM's CPU backend or the stand-in for torch_npu.
 
-Prints a JSON object a line: with --cases {"case", "faults": [sentence, ...], "accepted": drafts} for each name in
-cases(); {"seed", "arm", "faults"} where an arm differs; at the end {"covered": {what: how often}}, where "ran NAME"
-counts requests with a parameter or of a kind, "verified NAME" and "accepted NAME" their drafts. With switch auto the
-clock decides what is drafted, so such a schedule may agree the next time.
+Prints one JSON object per line: with --cases {"case", "faults": [sentence, ...], "accepted": drafts} for each name in
+cases(); {"seed", "arm", "faults"} if an arm differs; at the end {"covered": {what: how often}}, where "ran NAME" counts
+requests with a parameter or of a kind, "verified NAME" and "accepted NAME" their drafts. With switch auto, drafts
+depend on measured times, so a failed schedule may pass next time.
 """
 
 import argparse
@@ -34,7 +34,7 @@ ARMS = ("sync rejection", "async rejection", "sync seeded", "async seeded")
 
 
 def arms_of(seed):
-    """Half of the arms, in turns: one synchronous and one asynchronous, one for each verification."""
+    """Half of the arms, alternating by seed: a synchronous and an asynchronous one, one for each verification."""
     return (ARMS[0], ARMS[3]) if seed % 2 else (ARMS[1], ARMS[2])
 
 
@@ -44,7 +44,7 @@ class Driver:
     def __init__(self, model):
         self.model, self.covered = model, collections.Counter()
         self.engines = dict.fromkeys([None, *ARMS])
-        self.answered = (None, None)  # the last schedule, and what plain answered
+        self.answered = (None, None)  # the previous schedule, and the plain engine's answers
 
     def engine(self, arm):
         if self.engines[arm] is None:
@@ -52,8 +52,7 @@ class Driver:
         return self.engines[arm]
 
     def results(self, schedule, arm):
-        """What an engine answers, and what it indexed; or a sentence where it fails, and then a new one takes its
-        place."""
+        """An engine's answers, and what it indexed. If it fails, a sentence; the next call then starts a new engine."""
         engine = self.engine(arm)
         try:
             if not arm:
@@ -64,12 +63,12 @@ class Driver:
                 engine.count_drafts(name)
             return results, engine.clean_up()
         except Exception as error:
-            self.engines[arm] = None  # to shut it down would end what all engines of a process share
+            self.engines[arm] = None  # shutting it down would end what all engines of a process share
             where = traceback.extract_tb(error.__traceback__)[-1]
             return f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
 
     def faults(self, schedule, arm):
-        """Sentences that say where an arm differs."""
+        """Sentences about the differences of an arm."""
         if self.answered[0] is not schedule:
             self.answered = schedule, self.results(one_by_one(schedule), None)
         plain = self.answered[1]

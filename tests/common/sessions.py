@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions with streamed input, as AsyncLLM's _add_streaming_input_request gives them to an engine."""
+"""Sessions with streamed input, passed to an engine as in AsyncLLM's _add_streaming_input_request."""
 
 import copy
 
 
 def add_turn(engine, name, prompt, params, **settings):
-    """Adds a turn to the session `name` of an LLMEngine; an empty prompt ends the session.
+    """Add a turn to the session `name` of an LLMEngine; an empty prompt ends the session.
 
-    settings: more of InputProcessor.process_inputs.
+    settings: additional arguments of InputProcessor.process_inputs.
     """
     request = engine.input_processor.process_inputs(
         name,
@@ -19,5 +19,5 @@ def add_turn(engine, name, prompt, params, **settings):
     )
     request.external_req_id = name
     engine.output_processor.add_request(copy.copy(request), None, None, 0)
-    request.prompt_token_ids = list(request.prompt_token_ids)  # both sides lengthen theirs
+    request.prompt_token_ids = list(request.prompt_token_ids)  # both sides extend their list
     engine.engine_core.add_request(request)

@@ -5,9 +5,7 @@ import pytest
 
 
 def started(kind, scope="session", model="model", **settings):
-    """A fixture: an engine of a kind with these settings, of the fixture that `model` names. It starts once for all
-    tests of a scope.
-    """
+    """A fixture: an engine of a kind with these settings and the model of fixture `model`. It starts once per scope."""
 
     @pytest.fixture(scope=scope)
     def fixture(request):

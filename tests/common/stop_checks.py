@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of stop strings in vLLM's front end, without engines: what a step brings several tokens of must end as if it
-brought one.
+"""Checks of stop strings in vLLM's front end, without engines: an answer with several tokens per step must end like one
+with one token per step.
 
-The words of the tokenizer are one to four letters of three, and two halves of a letter, so that stop strings begin and
-end anywhere in a token and several often end in one step.
+The tokenizer's words are one to four letters of a three-letter alphabet, and two halves of a letter, so stop strings
+begin and end anywhere in a token and several often end in one step.
 """
 
 import itertools
@@ -17,7 +17,7 @@ STOPS = (["ab"], ["é"], ["cabb", "bc"], ["bb", "b", "aé"], ["ccc", "a"], ["bac
 
 
 def tokenizer():
-    """A fast tokenizer of VOCAB tokens, which needs no files."""
+    """A fast tokenizer of VOCAB tokens that needs no files."""
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
@@ -30,7 +30,7 @@ def tokenizer():
 
 
 def rows(start, tokens):
-    """Log-probabilities of a step's tokens, as the engine's core sends them."""
+    """Log-probabilities of a step's tokens, as sent by the engine's core."""
     import numpy as np
     from vllm.v1.outputs import LogprobsLists
 
@@ -41,9 +41,9 @@ def rows(start, tokens):
 
 
 def answer(tokens, sizes, end, experts, kind, interval, **sampling):
-    """What a client receives of an answer whose steps brought `sizes` tokens, and what vLLM counts.
+    """What a client receives of an answer with `sizes` tokens per step, and what vLLM counts.
 
-    end: None, or how the engine's core ends the answer at its last token.
+    end: None, or the reason with which the engine's core ends the answer at its last token.
     """
     import msgspec
     import numpy as np
@@ -91,7 +91,7 @@ def answer(tokens, sizes, end, experts, kind, interval, **sampling):
 
 
 def compare(rng, experts):
-    """One drawn answer in steps of several tokens, against steps of one. Returns whether a stop string cut a step."""
+    """Compare a random answer in steps of several tokens with steps of one. Return whether a stop string cut a step."""
     from vllm.v1.engine import FinishReason
 
     tokens = [rng.randrange(EOS) for _ in range(rng.randrange(2, 30))]
@@ -110,7 +110,7 @@ def compare(rng, experts):
         "interval": rng.choice([1, 1, 4]),
     }
     one, several = (answer(tokens, steps, end, experts, **asked) for steps in ([1] * len(tokens), sizes))
-    if one is None or not one[0]["finished"]:  # not ended, so that a client may have received less of it
+    if one is None or not one[0]["finished"]:  # not ended, so a client may have received less of it
         assert several is None or not several[0]["finished"], (asked, one, several)
         return False
     assert several is not None and several[0] == one[0], (asked, tokens, sizes, one, several)

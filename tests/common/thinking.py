@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reasoning with delimiters of these token ids, for models without a tokenizer."""
+"""Reasoning delimited by token ids, for models without a tokenizer."""
 
 START = [60]
 
 
 def reasoning(end=(61,), start=START):
-    """vLLM's ReasoningConfig, as from a tokenizer that encodes the delimiters so."""
+    """vLLM's ReasoningConfig, as if a tokenizer encoded the delimiters as these token ids."""
     from vllm.config.reasoning import ReasoningConfig
 
     config = ReasoningConfig(reasoning_start_str="<think>", reasoning_end_str="</think>")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of the tests that start engines, and prompts for them."""
+"""Models and prompts for tests that start engines."""
 
 import random
 
@@ -14,10 +14,10 @@ def repeated_prompts(num: int) -> list[list[int]]:
 
 
 def save(folder, seed=0, experts=False, **shape):
-    """Saves a Qwen3 of 0.2 M parameters, untrained but with weights large enough for a peaked distribution.
+    """Save an untrained Qwen3 of 0.2 M parameters, with weights large enough for a peaked distribution.
 
-    `shape`: num_attention_heads, num_key_value_heads and head_dim; num_hidden_layers (2). experts: each layer has 8 of
-    them, of which a token uses 2; the router's weights spread tokens over all.
+    shape: num_attention_heads, num_key_value_heads, head_dim and num_hidden_layers (2); experts: whether each layer has
+    8 experts, of which a token uses 2. The router's weights spread tokens over all experts.
     """
     import torch
     import transformers
@@ -39,7 +39,7 @@ def save(folder, seed=0, experts=False, **shape):
 
 
 def save_tokenizer(folder, words, **special):
-    """Saves a tokenizer whose tokens are these words, the last of which ends texts; special: other special tokens."""
+    """Save a tokenizer whose tokens are these words, the last of which ends texts. special: other special tokens."""
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 

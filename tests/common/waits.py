@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import it, and vLLM's processes sleep while they wait for each other. They would spin, one core for each that
-waits."""
+"""If imported, vLLM's processes sleep while they wait for each other. Otherwise each occupies a core."""
 
 import time
 

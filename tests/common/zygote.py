@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python processes as forks of one that has imported vLLM: a start costs milliseconds, not ten seconds of importing.
+"""Fork Python processes from one that has imported vLLM: a start takes milliseconds instead of ten seconds of imports.
 
-As a program, usage: zygote.py FD MODULE ...   It imports the modules, then forks a child for each request on socket FD.
+Usage as a program: zygote.py FD MODULE ...   It imports the modules, then forks a child for each request on socket FD.
 """
 
 import gc
@@ -21,7 +21,7 @@ LONGEST = 1 << 17  # bytes of a request
 
 
 class Zygote:
-    """The process that is forked, with an environment of its own, which decides what `modules` make of it."""
+    """The process to fork, with the environment in which it imports `modules`."""
 
     def __init__(self, environment, modules):
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -34,7 +34,7 @@ class Zygote:
             )
 
     def start(self, environment, *arguments):
-        """A Process that runs `python *arguments` (a file or -m, and words) from here on."""
+        """Start a Process that runs `python *arguments` (a file or -m, and words) in the current folder."""
         (stdin, to_child), (from_child, stdout), (status, end) = os.pipe(), os.pipe(), os.pipe()
         request = json.dumps({"arguments": arguments, "environment": environment, "folder": os.getcwd()}).encode()
         assert len(request) < LONGEST, f"arguments of {len(request)} bytes: put them into a file"
@@ -72,7 +72,7 @@ class Process:
 
 
 def run(request, fds):
-    """In the child: run what is asked for as the main program, and end."""
+    """In the child: run the requested program as the main program, and exit."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.clear()
@@ -131,6 +131,6 @@ def serve(requests):
 if __name__ == "__main__":
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    # An engine collects garbage at its start: of what is imported there is none, and reading it copies its pages.
+    # An engine collects garbage at its start. Imported objects are no garbage, and reading them would copy their pages.
     gc.freeze()
     serve(socket.socket(fileno=int(sys.argv[1])))

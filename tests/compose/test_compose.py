@@ -90,7 +90,7 @@ def given(capsys):
 def test_every_recipe_composes(name, sam, given, capsys):
     if DAPO_IN_CHECKOUT and name.endswith(("_cpu", "gpu")):
         assert dry_run(name) == 1
-        assert ("has no recipe on a CPU" if "cpu" in name else "drafts on Ascend alone") in capsys.readouterr().err
+        assert ("cannot run recipes on a CPU" if "cpu" in name else "only drafts on Ascend") in capsys.readouterr().err
         return
     lines, words = given(name, f"sam={sam}")
     for setting in ("method=sam", f"sam.switch={sam}"):
@@ -127,7 +127,7 @@ def test_experts_are_spread_over_the_ranks_that_the_engine_is_told_of(given):
         assert {f"{vllm}data_parallel_size=32", f"{vllm}enable_expert_parallel=true"} <= set(words)
     assert {f"actor_rollout_ref.rollout.{size}" for size in sizes} <= set(words)
     assert "# rollout                    32 engines of TP 4, EP 128, DP 32" in lines
-    assert "#   weights a die            7.0 GiB" in lines
+    assert "#   weights per die          7.0 GiB" in lines
 
 
 def composed(*overrides):
@@ -279,14 +279,14 @@ def test_plugins_that_verl_would_not_load_are_said(monkeypatch, capsys):
         importlib.metadata, "entry_points", lambda group: [] if group == ours else entry_points(group=group)
     )
     assert dry_run("dapo_qwen3_tiny_cpu") == 1
-    assert "the plugins sam, sam_rl of verl are not installed: call `pip install " in capsys.readouterr().err
+    assert "the plugins sam, sam_rl of verl are not installed: run `pip install " in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not DAPO_IN_CHECKOUT, reason="this verl has its trainer in its package")
 def test_without_the_checkout_the_launcher_says_what_it_needs(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("VERL_CHECKOUT", str(tmp_path / "recipe"))
     assert dry_run("dapo_qwen3_32b_32die") == 1
-    said = f"pin set {PIN_SET} trains by recipe/dapo, which is in verl's git tag alone"
+    said = f"pin set {PIN_SET} trains with recipe/dapo, which is only in verl's git tag"
     assert said in capsys.readouterr().err
 
 
@@ -352,7 +352,7 @@ def test_a_key_map_names_each_key_of_a_recipe():
     path = key_map()
     for new, said in (("warmth = ", "lacks train.lr"), ('warmth = ""\nlr = ', "names train.warmth")):
         facts = tomllib.loads(path.read_text().replace("\nlr = ", f"\n{new}"))
-        with pytest.raises(UserError, match=f"^{path} {said}: it must name each key of a recipe that is verl's"):
+        with pytest.raises(UserError, match=f"^{path} {said}: it must name, under keys"):
             KeyMap(path, facts)
 
 

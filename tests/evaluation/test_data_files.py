@@ -83,10 +83,10 @@ def test_a_run_notices_a_public_file_under_a_recipes_name(folder, tmp_path):
         check(out)
     shutil.copy(folder / "dapo.parquet", out)
     record = tmp_path / "dapo-math-17k.parquet.json"
-    with pytest.raises(UserError, match="is another file than its record dapo-math-17k.parquet.json describes"):
+    with pytest.raises(UserError, match="does not match its record dapo-math-17k.parquet.json"):
         check(out)
     record.write_text("{}")
-    with pytest.raises(UserError, match="is no record of llm_rl.data"):
+    with pytest.raises(UserError, match="is not a record of llm_rl.data"):
         check(out)
     record.unlink()
     with pytest.raises(UserError, match="has 600 rows of 6 prompts and no record of llm_rl.data"):
@@ -122,8 +122,8 @@ def test_another_version_of_the_source_and_a_torn_file_are_refused(folder, tmp_p
     torn = content[: len(content) // 2]
     (folder / "torn.parquet").write_bytes(torn)
     for name, digest, said in (
-        ("dapo.parquet", "0" * 64, "it is another version, or damaged"),
-        ("torn.parquet", sha256(torn), "torn.parquet is no whole Parquet file"),
+        ("dapo.parquet", "0" * 64, "another version, or damaged"),
+        ("torn.parquet", sha256(torn), "torn.parquet is not a complete Parquet file"),
     ):
         assert prepare("dapo-math-17k", "--source", folder / name, "--out", out, "--sha256", digest) == 1
         assert said in capsys.readouterr().err and not out.exists()
@@ -135,7 +135,7 @@ def test_another_version_of_the_source_and_a_torn_file_are_refused(folder, tmp_p
     ("words", "reason"),
     [
         (["gsm8k", "--out", "a.parquet"], "gsm8k needs --source"),
-        (["sums", "--source", "x", "--out", "a.parquet"], "sums are made, they have no --source"),
+        (["sums", "--source", "x", "--out", "a.parquet"], "sums are generated and have no --source"),
         (["sums", "--out", "a.json"], "--out must end in .parquet"),
         (["sums", "--out", "a.parquet", "--rows", "0"], "--rows must be at least 1"),
     ],

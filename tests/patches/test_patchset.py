@@ -272,14 +272,14 @@ def test_a_patch_that_does_not_apply_is_left_for_git_am(repo, tmp_path):
 
 EDIT = "sed -i s/env/ENV/ alpha/tool.py"
 SPOIL = [
-    (EDIT, "changes that are not committed, such as alpha/tool.py"),
+    (EDIT, "uncommitted changes, for example alpha/tool.py"),
     (f"{EDIT}; git commit -aq --fixup=HEAD", "is not squashed"),
     (f'git checkout -qb side HEAD~1; {EDIT}; git commit -aqm "$GOOD"; git merge -q --no-edit patches', "is a merge"),
     ('git commit -qm "$GOOD" --allow-empty', "changes nothing"),
-    ('sed -i s/Name/NAME/ PKG-INFO; git commit -aqm "$GOOD"', "changes PKG-INFO, which is outside alpha/"),
-    ('chmod +x alpha/dos.py; git commit -aqm "$GOOD"', "makes alpha/dos.py a link, a submodule or executable"),
-    (f"{EDIT}; git commit -aqm 'Subject\n\nbefore\n---\nafter\n\n{TRAILERS}'", "would not come back the same"),
-    ('git checkout -q --orphan other; git commit -qm "$GOOD"', "does not stand on the tag"),
+    ('sed -i s/Name/NAME/ PKG-INFO; git commit -aqm "$GOOD"', "changes PKG-INFO, outside alpha/"),
+    ('chmod +x alpha/dos.py; git commit -aqm "$GOOD"', "makes alpha/dos.py a link or a submodule, or changes whether"),
+    (f"{EDIT}; git commit -aqm 'Subject\n\nbefore\n---\nafter\n\n{TRAILERS}'", "would not restore 0"),
+    ('git checkout -q --orphan other; git commit -qm "$GOOD"', "is not based on the tag"),
 ]
 
 
@@ -431,7 +431,7 @@ def test_status_can_gate_a_run_and_be_read_by_programs(repo, venv, tmp_path):
     make_venv(tmp_path / "bare")
     said = repo.run("status", "pins-1", "--quiet", "--env", tmp_path / "bare", code=1)
     assert "it has none of alpha 1.2.0, beta 0.3: install those that you use, or name the target" in said
-    assert "(no module is there)" in repo.run("status", "pins-1", "--quiet", *there, code=1)
+    assert "(it has no module)" in repo.run("status", "pins-1", "--quiet", *there, code=1)
     assert "(beta is not there)" in repo.run("status", "pins-1", "--quiet", "--module", "beta", *there, code=1)
     assert json.loads(repo.run("status", "--json", *there))["pins-1"]["beta"] == "not there"
 
@@ -471,7 +471,7 @@ def test_the_pin_set_that_fits_is_chosen(repo, venv, tmp_path):
         assert said.startswith("pins-1") and "pins-2" not in said
     assert repo.run("status", "--env", tmp_path / "bare").count(": not installed") == 4
     said = repo.run("status", "--quiet", "--env", tmp_path / "bare", code=1)
-    assert "has no module that a pin set patches: install the modules that you use of one of pins-1 (alpha" in said
+    assert "has no module that a pin set patches: install the modules that you use from one of pins-1 (alpha" in said
     edit(other / "pins.toml", b'version = "0.4"', b'version = "0.3"')
     out = repo.run("drop", *env, code=1)
     assert "Name the pin set, one of pins-1, pins-2: more than one" in out
@@ -691,7 +691,7 @@ def test_to_a_new_folder_killed_halfway_or_filled_by_another(repo, tmp_path):
     shutil.rmtree(to / "beta")
     make = "import pathlib, _patchset.target as t\nreal = t.sdist.locate\n"
     make += f"t.sdist.locate = lambda *a: (pathlib.Path({str(to / 'beta/x')!r}).mkdir(parents=True), real(*a))[1]"
-    assert "made by someone else" in repo.run("apply", "pins-1", "--to", to, before=make, code=1)
+    assert "created by another process" in repo.run("apply", "pins-1", "--to", to, before=make, code=1)
     assert [path.name for path in (to / "beta").iterdir()] == ["x"]
 
 
@@ -701,7 +701,7 @@ def test_to_is_all_or_nothing(repo, tmp_path):
     assert "is not the pinned beta 0.3: its sha256 is" in out and not (tmp_path / "new").exists()
     no_tree(repo)
     out = repo.run("apply", "pins-1", "--to", tmp_path / "new", "--module", "alpha", code=1)
-    assert "do not give the tree that" in out and not (tmp_path / "new").exists()
+    assert "do not produce the tree that" in out and not (tmp_path / "new").exists()
     tree = tmp_path / "trees" / "beta"
     tree.mkdir(parents=True)
     (tree / "PKG-INFO").write_text("Name: beta\nVersion: 0.4\n")
@@ -730,7 +730,7 @@ def no_tree(repo):
 
 
 CHECKS = [
-    (lambda repo: repo.patch(2).rename(repo.set / "alpha/0004-x.patch"), "has the number 0003 where 0002 is due", True),
+    (lambda repo: repo.patch(2).rename(repo.set / "alpha/0004-x.patch"), "has the number 0003, expected 0002", True),
     (lambda repo: (repo.set / "alpha/notes.txt").touch(), "notes.txt is not a patch", True),
     (lambda repo: shutil.copytree(repo.set / "alpha", repo.set / "gamma"), "has no [module.gamma]", True),
     (replace(1, b"\n", b"\r\n"), "has CRLF line ends", True),
@@ -738,13 +738,13 @@ CHECKS = [
     (replace(1, b"Upstream: not", b"Upstream not"), "has no trailer Upstream:", True),
     (replace(1, b"test_it.py::test_hook", b"test_it.py::TestIt::test_out"), "TestIt::test_out, which does not", True),
     (replace(1, b"test_it.py::test_hook", b"test_at.py"), "names the test tests/test_at.py, which", True),
-    (outside_patch, "changes ../dos.py, which is outside", True),
+    (outside_patch, "changes ../dos.py, outside", True),
     (replace(2, b"mode 100644", b"mode 120000"), "makes alpha/new/__init__.py a link", True),
-    (replace(3, b"index ", b"index f"), "shortened blob ids", True),
-    (replace(3, b"+hook = 2", b"+hook = 3"), "0003-Hook-again.patch is not as export writes it", False),
+    (replace(3, b"index ", b"index f"), "abbreviated blob ids", True),
+    (replace(3, b"+hook = 2", b"+hook = 3"), "0003-Hook-again.patch differs from what export writes", False),
     (replace(3, b" line_5 = 5", b" line_5 = 6"), "0003-Hook-again.patch does not apply to alpha 1.2.0", False),
     (no_tree, "records other trees of alpha", False),
-    (pins(b"# ====", b"\n# ===="), "pins.toml is not as export writes it", True),
+    (pins(b"# ====", b"\n# ===="), "pins.toml differs from what export writes", True),
     (pins(b"[module.alpha.recorded.blobs]", b"["), "is not valid TOML", True),
     (pins(b'patched_tree = "', b'tree_ = "'), "record of alpha is damaged", True),
     (pins(b'version = "0.3"', b""), "[module.beta] needs version", True),
@@ -767,9 +767,9 @@ def test_check_in_order_without_source_distributions_and_with_a_class(repo):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (outside_patch, "changes ../dos.py, which is outside"),
-        (replace(3, b"+hook = 2", b"+hook = 3"), "do not give the alpha/core.py that"),
-        (replace(3, b" line_5 = 5", b" line_5 = 6"), "0003-Hook-again.patch does not apply"),
+        (outside_patch, "changes ../dos.py, outside"),
+        (replace(3, b"+hook = 2", b"+hook = 3"), "do not produce the alpha/core.py that"),
+        (replace(3, b" line_5 = 5", b" line_5 = 6"), "0003-Hook-again.patch cannot be applied"),
     ],
 )
 def test_apply_refuses_wrong_patches(repo, venv, spoil, words):
@@ -791,7 +791,7 @@ def repin_beta(repo, sha256):
     [
         ({"../../evil.py": (0o644, b"")}, {}, "unexpected member"),
         (BETA, {"beta/link": "/etc/passwd"}, "unexpected member"),
-        (BETA | {"x/.git/config": (0o644, b"")}, {}, "holds a file that git does not take"),
+        (BETA | {"x/.git/config": (0o644, b"")}, {}, "has a file that git does not accept"),
     ],
 )
 def test_hostile_source_distribution(repo, tmp_path, files, links, words):

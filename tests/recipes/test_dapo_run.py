@@ -227,7 +227,7 @@ def test_a_killed_run_goes_on_after_its_checkpoint(train, off, tmp_path):
     train_until_killed(tmp_path, *ON)
     printed = train(tmp_path, *ON, site="asynchronous").stdout
     run = finished(tmp_path)
-    assert "going on after step 1, from its checkpoint" in printed and "step 1/2" not in printed
+    assert "resuming from the checkpoint of step 1" in printed and "step 1/2" not in printed
     assert re.findall(r"\(EngineCore .*Asynchronous scheduling is (\w+)", run.log) == ["disabled", "enabled"]
     assert [attempt["after_step"] for attempt in run.record["attempts"]] == [0, 1]
     assert sum(row[3] for row in run.rows) == sum(step["data"]["rollout/spec/tokens"] for step in run.steps)

@@ -101,7 +101,7 @@ def test_what_would_end_it_later_ends_it_before_any_work(started, tmp_path, monk
     error = refused("verl.trainer.nonsense=1")
     assert error.startswith("error: verl 0.9.1 has no key trainer.nonsense: ") and error.count("\n") == 1
     with launch.lock_folder(tmp_path):
-        assert f"a run is still going on in {tmp_path}" in refused()
+        assert f"a run is still active in {tmp_path}" in refused()
     monkeypatch.setattr(demo, "MEMORY", 1e15)
     assert "GB of memory are available and the demo needs 1000000 GB" in refused()
     monkeypatch.setattr(demo, "DISK", 1e18)

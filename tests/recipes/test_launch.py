@@ -114,24 +114,24 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("sma=off", "unknown key 'sma': is sam meant? (in override 'sma=off')"),
         ("nope=1", "unknown key 'nope'; docs/recipe-keys.md lists the keys (in override 'nope=1')"),
         ("train.max_num_seqs=3", "unknown key 'train.max_num_seqs': is rollout.max_num_seqs meant?"),
-        ("rollout=3", "rollout is a group of keys, not a key of its own"),
+        ("rollout=3", "rollout is a group of keys, not a key"),
         ("steps=0", "steps must be a whole number of at least 1, got 0"),
         ("steps=null", "steps is not set"),
         ("train.recompute=1", "train.recompute must be true or false, got 1"),
         ("rollout.temperature=hot", "rollout.temperature must be a number of at least 0, got 'hot'"),
         ("verl=3", "verl must be a mapping, got 3"),
-        ("verl.actor_rollout_ref.rollout.n=3", "verl.actor_rollout_ref.rollout.n is what rollout.n sets: use that"),
+        ("verl.actor_rollout_ref.rollout.n=3", "verl.actor_rollout_ref.rollout.n is set by rollout.n: use that"),
         ("verl.trainer.foo=3", "verl 0.9.1 has no key trainer.foo: correct it, or write verl.trainer.+foo to add it"),
-        ("verl.trainer.+nnodes=3", "verl.+trainer.nnodes is what cluster.nodes sets: use that"),
+        ("verl.trainer.+nnodes=3", "verl.+trainer.nnodes is set by cluster.nodes: use that"),
         ("verl.trainer.+balance_batch=false", "verl 0.9.1 has the key trainer.balance_batch already: write verl.train"),
         ("verl.@foo=3", "verl 0.9.1 rejects the recipe: Config group override must be a string or a list. Got int\n"),
         ("env.=3", "env. is not a valid key: write letters, digits, _ and - between dots"),
         ("verl.trainer.save_freq=3", "verl.trainer.save_freq follows from other keys of the recipe"),
         (f"{MEGATRON} checkpoints.every=1 {ASYNC}", "verl.actor_rollout_ref.actor.checkpoint.async_save: verl 0.9.1"),
-        ("data.gen_batch_size=20", "data.gen_batch_size 20 is no multiple of data.train_batch_size 8"),
+        ("data.gen_batch_size=20", "data.gen_batch_size 20 is not a multiple of data.train_batch_size 8"),
         ("train.max_tokens_per_die=9", "set one of train.micro_batch_size and train.max_tokens_per_die"),
         ("trainer.logger=[console]", "trainer.logger lacks file, whose log the launcher follows"),
-        ("cluster.nodes=3", "the training's data parallel size is 3, which does not divide the answers of a mini"),
+        ("cluster.nodes=3", "data parallel size is 3, which does not divide the number of answers"),
         ("name=[1", "override 'name=[1' cannot be used"),
         ("[=1", "override '[=1' cannot be used"),
         ('env={"A":1,"A":2}', 'override \'env={"A":1,"A":2}\' cannot be used: found duplicate key A'),
@@ -141,7 +141,10 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("pin_set=vllm-9", f"pin_set must be one of {', '.join(pin_set.names())}, got 'vllm-9'"),
         ("model.path=/nowhere", "there is no /nowhere/config.json: make or fetch the model and the data first"),
         ("trainer.mode=one_step_off steps=3", "trainer.mode one_step_off of verl 0.9.1 has no dynamic sampling: set"),
-        ("trainer.mode=separate_async train.ppo_mini_batch_size=3", "data.train_batch_size 8 is no multiple of train."),
+        (
+            "trainer.mode=separate_async train.ppo_mini_batch_size=3",
+            "data.train_batch_size 8 is not a multiple of train.",
+        ),
         ("trainer.mode=colocate_async checkpoints.every=1", "trainer.mode colocate_async is not resumed after"),
         ("algorithm.adv_estimator=gae", "algorithm.adv_estimator gae and verl.critic.enable train a critic, which"),
         ("verl.critic.enable=true", "algorithm.adv_estimator gae and verl.critic.enable train a critic, which"),
@@ -306,7 +309,7 @@ def fake_verl(draftless_steps):
 def test_a_run_without_a_single_draft_fails_and_its_record_says_so(monkeypatch, tmp_path, capsys, patched):
     monkeypatch.setattr(launch.verl, "command", fake_verl([1, 2]))
     assert launch.main(arguments(tmp_path, "steps=2", run="on")) == 1
-    assert "speculation was asked for (sam=auto) but no draft was verified in 2 steps" in capsys.readouterr().err
+    assert "speculation was requested (sam=auto) but no draft was verified in 2 steps" in capsys.readouterr().err
     assert "no draft was verified" in json.loads((tmp_path / "on" / "run.json").read_text())["status"]
     assert launch.main(arguments(tmp_path, "steps=2", "sam=off", run="off")) == 0
     output = capsys.readouterr().out
@@ -332,12 +335,12 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
     assert launch.main([*more, "--check"]) == 0
     assert "warning: the checkpoint of step 3 is not complete: it lacks data.pt\n" in capsys.readouterr().out
     for other, said in (
-        (["seed=2"], "holds 2 steps of a run with another seed: go on"),
+        (["seed=2"], "holds 2 steps of a run with another seed: continue"),
         (
             ["cluster.dies_per_node=2"],
             "which the recipe's world size 2 cannot load: set cluster.nodes x cluster.dies_per_node to 1, or",
         ),
-        (["--object-store", str(1 << 50)], "take more hosts"),
+        (["--object-store", str(1 << 50)], "use more hosts"),
     ):
         assert launch.main([*more, "--check", *other]) == 1
         assert said in capsys.readouterr().err
@@ -354,10 +357,10 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
     assert [attempt["after_step"] for attempt in json.loads(record.read_text())["attempts"]] == [0, 2]
     monkeypatch.setattr(launch, "tree_ids", lambda recipe: {"verl": "2"})
     assert launch.main([*more, "--check"]) == 1
-    assert "holds 2 steps of a run with another tree_ids: go on" in capsys.readouterr().err
+    assert "holds 2 steps of a run with another tree_ids: continue" in capsys.readouterr().err
     record.write_text("{")
     assert launch.main([*more, "--check"]) == 1
-    assert "run.json of the run to go on with cannot be read" in capsys.readouterr().err
+    assert "run.json of the run to resume cannot be read" in capsys.readouterr().err
 
 
 def test_what_is_only_shown_ends_no_run(tmp_path, capsys):
@@ -377,8 +380,8 @@ def test_what_is_only_shown_ends_no_run(tmp_path, capsys):
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         assert follow.follow(process, log, 2, math.inf, {}, publish) is None
     shown = capsys.readouterr().out
-    assert process.returncode == 0 and "rollout - s  step 2.0 s  - tokens a step  reward -  length -" in shown
-    for warning in ("ZeroDivisionError: division by zero", f"{log}, line 2, is not JSON: repair it, or take another"):
+    assert process.returncode == 0 and "rollout - s  step 2.0 s  - tokens per step  reward -  length -" in shown
+    for warning in ("ZeroDivisionError: division by zero", f"{log}, line 2, is not JSON: repair it, or use another"):
         assert shown.count(f"  warning: {warning}") == 1
 
 
@@ -478,7 +481,7 @@ def test_two_runs_do_not_share_a_folder(monkeypatch, tmp_path, capsys, patched):
     launcher.join()
     monkeypatch.setattr(launch.verl, "command", fake_verl([1]))
     assert launch.main(words) == 1
-    assert "error: a run is still going on in" in capsys.readouterr().err
+    assert "error: a run is still active in" in capsys.readouterr().err
     for orphan in orphans:
         orphan.kill()
     psutil.wait_procs(orphans)

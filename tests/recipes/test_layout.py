@@ -64,7 +64,7 @@ def test_rollout_memory(name, weights, sequence, worst, kv, full, mean):
 def test_recipes_of_gpus_fit(name, total, host):
     """Their comments: GiB a GPU while it trains, GiB of a host; and nothing warns of preemption."""
     lines, warnings = layout.report(*load(name))
-    assert not warnings and any(line.startswith("  in all") for line in lines)
+    assert not warnings and any(line.startswith("  total") for line in lines)
     train = layout.training(*load(name))
     assert train.total == pytest.approx(total, abs=0.05) and train.host == pytest.approx(host, abs=0.5)
     assert layout.report(*load(name, "rollout.expected_length=11000"))[1], "the warning means something"
@@ -178,11 +178,13 @@ def test_a_recipe_that_will_preempt_requests_warns():
     for name, warnings in ((B235, 0), ("dapo_qwen3_tiny_cpu", 0), ("dapo_qwen3_32b_128die_customer", 1)):
         found = layout.report(*load(name))[1]
         assert len(found) == warnings
-    assert "will preempt requests: 256 at once leave 4553 tokens for each, and 10252 are expected" in found[0]
+    assert (
+        "will preempt requests: 256 concurrent requests leave 4553 tokens for each, and 10252 are expected" in found[0]
+    )
 
 
 def test_engines_keep_their_weights_on_the_host_where_verl_sends_them_to_sleep_at_level_1():
-    line = "  weights asleep           122 GiB a host while training, 136 with what pinning adds"
+    line = "  weights asleep           122 GiB per host while training, 136 when pinned"
     rollout = "verl.actor_rollout_ref.rollout."
     awake = ("cluster.device=cuda", f"{rollout}free_cache_engine=false", f"{rollout}+enable_sleep_mode=false")
     for changes in ("", *awake):
@@ -193,29 +195,37 @@ def test_engines_keep_their_weights_on_the_host_where_verl_sends_them_to_sleep_a
     ("name", "changes", "sentence"),
     [
         (B235, "rollout.data_parallel_size=1 rollout.expert_parallel_size=1", "rollout does not fit: weights 109.5"),
-        (B32, "cluster.nodes=3 rollout.data_parallel_size=4", "size is 32, which does not divide the dies 48"),
-        (B32, "rollout.tensor_model_parallel_size=32", "is 32, which does not divide the dies of a host 16"),
+        (
+            B32,
+            "cluster.nodes=3 rollout.data_parallel_size=4",
+            "size is 32, which does not divide the number of dies, 48",
+        ),
+        (B32, "rollout.tensor_model_parallel_size=32", "is 32, which does not divide the number of dies per host, 16"),
         (B32, "rollout.expert_parallel_size=4", "must be 1 or tensor x data parallel size = 8, got 4"),
-        (B32, "rollout.expert_parallel_size=8", "expert_parallel_size is 8, which does not divide the experts 1"),
-        (B32, f"{OURS} train.sequence_parallel=5", "sequence_parallel is 5, which does not divide the dies 32"),
+        (B32, "rollout.expert_parallel_size=8", "is 8, which does not divide the number of experts, 1"),
+        (
+            B32,
+            f"{OURS} train.sequence_parallel=5",
+            "sequence_parallel is 5, which does not divide the number of dies, 32",
+        ),
         (B32, f"{OURS} train.tensor_parallel=8", "tensor_parallel is Megatron's: leave it at 1 with train.backend f"),
-        (B32, "train.ppo_mini_batch_size=33", "batch_size is 33, which does not divide the train batch 32"),
-        (B32, f"{OURS} rollout.n=3 train.sequence_parallel=1 train.ppo_mini_batch_size=1", "not divide the answers"),
+        (B32, "train.ppo_mini_batch_size=33", "batch_size is 33, which does not divide the number of prompts per"),
+        (B32, f"{OURS} rollout.n=3 train.sequence_parallel=1 train.ppo_mini_batch_size=1", "not divide the number of"),
         (B235, "train.context_parallel=3", "train.tensor x pipeline x context_parallel is 48, which does not divide"),
         (B235, "train.expert_parallel=48", "expert x expert_tensor x pipeline_parallel is 192, which does not divide"),
-        (B235, "train.last_stage_layers=null", "94 layers cannot be dealt to 4 pipeline stages"),
+        (B235, "train.last_stage_layers=null", "94 layers cannot be split into 4 pipeline stages"),
         (
             B32,
             f"{OURS} cluster.nodes=1 cluster.die_memory=32 rollout.gpu_memory_utilization=0.9",
-            "the training does not fit: 34.3 GiB a die and 8 GiB for activations of 32 GiB",
+            "the training does not fit: 34.3 GiB and 8 GiB for activations of 32 GiB per die",
         ),
         (
             B32,
             f"{OURS} train.optimizer_offload=false rollout.gpu_memory_utilization=0.9",
-            "do not fit together: 8.8 GiB of training state and communicators stay on a die with the engine's 57.6",
+            "do not fit together: 8.8 GiB of training state and communicators stay on each die, and the engine",
         ),
-        (GPUS, "rollout.tensor_model_parallel_size=16", "data_parallel_size is 16, which does not divide the GPUs 8"),
-        (GPUS, "cluster.die_memory=16", "GiB for activations are 26.4 GiB a GPU of"),
+        (GPUS, "rollout.tensor_model_parallel_size=16", "is 16, which does not divide the number of GPUs, 8"),
+        (GPUS, "cluster.die_memory=16", "GiB for activations need 26.4 GiB per GPU of"),
         (B32, "env.HCCL_BUFFSIZE='0.5'", "HCCL_BUFFSIZE must be a whole number of MiB, got '0.5'"),
         (B235, "env.HCCL_BUFFSIZE='150'", "to the experts of other dies needs 155: set env.HCCL_BUFFSIZE=155"),
     ],

@@ -87,7 +87,7 @@ def test_builds_a_model_folder(tokenizer, tmp_path, monkeypatch, capsys):
     shipped, made = (tiny_measure.encode_prompt(one, (12, 34)) for one in (loaded, tokenizer))
     assert shipped == made, "what is shipped is what the command makes"
     made = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
-    with pytest.raises(SystemExit, match="is there already; name a new or empty folder"):
+    with pytest.raises(SystemExit, match="exists already: name a new or empty folder"):
         tiny_model.main(["--out", str(out)])
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == made
 

@@ -39,10 +39,10 @@ def test_a_module_whose_function_changed_is_left_alone_and_named(hook, tmp_path,
     with caplog.at_level(logging.ERROR, "llm_rl"):
         verl_plugin.imported(tmp_path, hook.file, None)
     (record,) = caplog.records
-    assert f"leaves this one as it is: {hook} is missing" in record.getMessage() and not rebound
+    assert f"leaves this verl unchanged: {hook} is missing" in record.getMessage() and not rebound
     verl_plugin.imported(INSTALLED, hook.file, None)
     assert rebound == [None]
-    with pytest.raises(ValueError, match=r"in the verl of .*: install that again by `pip install --force-reinstall "):
+    with pytest.raises(ValueError, match=r"in the verl of .*: reinstall it with `pip install --force-reinstall "):
         verl_plugin.check(tmp_path)
 
 

@@ -48,7 +48,7 @@ def test_summary_counts_all_but_the_first_step(runs):
     assert [summary[name] for name in ("pin_set", "tree_ids", "seed", "threshold")] == ["p", {"m": "t"}, 7, 2]
     lines = [" ".join(line.split()) for line in text_table(summary).splitlines()]
     assert lines[:2] == ["SAM off SAM on gain", "engine steps 40 30 -"]
-    assert "engine's CPU time, ms a token 37.500 25.000 -" in lines
+    assert "engine's CPU time, ms per token 37.500 25.000 -" in lines
 
 
 def test_a_metric_that_is_no_number_in_a_step_is_left_out_there(runs):
@@ -82,7 +82,7 @@ def test_a_busy_machine_is_said_first(runs):
     summary = loaded("on", noisy, quiet, quiet)
     assert busy_loads(summary) is None and markdown(summary, "en").splitlines()[6] == "## All figures"
     summary = loaded("off", quiet, quiet, noisy)
-    said = "The machine was busy: other processes took a share of its CPU time, 25% with SAM off"
+    said = "The machine was busy: other processes used a share of its CPU time, 25% with SAM off"
     for language, beginning in (("en", said), ("zh", "机器当时繁忙")):
         assert markdown(summary, language).splitlines()[6].startswith(beginning)
 
@@ -100,7 +100,7 @@ def test_padding_counts_as_verified_but_not_for_acceptance(runs):
     spec("on", padding=5, padding_accepted=1)(runs)
     summary = summary_of(runs)
     assert summary["on"]["drafted"] == 30 and summary["on"]["acceptance_rate"] == pytest.approx(8 / 20)
-    assert ["of", "them", "padding", "0", "10"] in [line.split() for line in text_table(summary).splitlines()]
+    assert ["padding", "among", "them", "0", "10"] in [line.split() for line in text_table(summary).splitlines()]
 
 
 def test_costs_of_steps_are_medians_and_steps_after_idleness_have_none():
@@ -186,15 +186,15 @@ def test_a_gain_is_a_median_of_pairs_with_an_interval(tmp_path):
     assert 0 < gain["low"] < gain["gain"] < gain["high"] < 2.5 / 1.9
     assert summary == summary_of(tmp_path), "the same draws each time"
     assert said.startswith("In training steps 2 to 10 on took 135 engine steps, SAM off 180; a request gained 1.143")
-    tail = "The tail a token: +100.0% (95 % interval over steps +100.0% to +100.0%)."
-    assert f"{tail} The rollout a token: +25.0%" in said
+    tail = "The tail per token: +100.0% (95 % interval over steps +100.0% to +100.0%)."
+    assert f"{tail} The rollout per token: +25.0%" in said
 
 
 def test_no_gain_is_shown_whose_interval_includes_0(tmp_path):
     summary, gain, said = timed(tmp_path, 1.5, 3.5, 1.6, 3.4, 2.4, 3.3, 1.7)
     assert gain["low"] < 0 < gain["gain"] < gain["high"] and not gain["shown"]
     interval = f"its 95 % interval over steps, {gain['low']:+.1%} to {gain['high']:+.1%}, includes 0."
-    assert f"rollout a token: no gain is shown, as {interval}" in said
+    assert f"rollout per token: no gain is shown, as {interval}" in said
     for text in (said, text_table(summary), markdown(summary, "en"), markdown(summary, "zh")):
         assert f"{gain['gain']:+.1%}" not in text
 
@@ -222,13 +222,13 @@ REFUSED = [
     (record(seed=8), "the runs differ in seed: 7 off, 8 on"),
     (record(pin_set="q"), "the runs differ in pin_set"),
     (record(config={"verl": {"data": {"n": 4}}}), "the runs differ in config.verl; only sam and sam_options may"),
-    (record(status="exit 1"), "is no finished run: its run.json has status 'exit 1'"),
+    (record(status="exit 1"), "is not a finished run: its run.json has status 'exit 1'"),
     (lambda runs: write_run(runs / "off", "off", steps=1), "differ in length: 1 training steps off, 3 on"),
-    (spec("on", drafted=0, accepted=0), "speculation was silently absent"),
+    (spec("on", drafted=0, accepted=0), "it ran without speculation"),
     (text("off/run.json", "{"), "run.json is not JSON"),
     (lambda runs: (runs / "off/steps.jsonl").unlink(), "steps.jsonl cannot be read: No such file or directory"),
-    (text("on/engine-0.jsonl", "[1, 2]\n"), "is not an engine step: six numbers belong there"),
-    (text("on/answers-1.jsonl", "[1, 2]\n"), "answers-1.jsonl, line 1, is not an answer: six"),
+    (text("on/engine-0.jsonl", "[1, 2]\n"), "is not an engine step: it must have six numbers"),
+    (text("on/answers-1.jsonl", "[1, 2]\n"), "answers-1.jsonl, line 1, is not an answer: it must"),
     (spec("on", drafted=float("nan")), "line 1, has no number for rollout/spec/drafted"),
     (spec("off", tokens=0), "the off run counted no tokens from tr"),
     (spec("off", drafted=15), "the off run verified 45 draft tokens"),
@@ -301,4 +301,4 @@ def test_other_prompts_and_answers_of_one_run_alone(runs):
     assert sampled["first_difference"]["cause"] == "prompts" and sampled["first_difference"]["position"] == 0
     counts = {"answers": 3, "answers_equal": 2, "tokens_equal": 6, "only_off": 1, "only_on": 1}
     assert counts.items() <= sampled["steps"][1].items()
-    assert "the runs asked different prompts there" in words().equal_tokens(sampled, "SAM on")
+    assert "the runs had different prompts there" in words().equal_tokens(sampled, "SAM on")

@@ -37,9 +37,9 @@ def test_tables_have_the_figures_of_the_runs(runs):
     for part in (
         "| SAM off | 1.25 | 2.50 | 5.50 |",  # the three columns of the article: round, rollout, step
         "| gain, SAM on | +25.0% (+25.0% .. +25.0%) | +25.0% (+25.0% .. +25.0%) | +10.0% (+10.0% .. +10.0%) |",
-        "training steps 2 to 6 (the first one starts the engine and is left out)",
-        "| rollout, s a training step | 2.50 | 2.00 | +25.0% (+25.0% .. +25.0%) | 2.00 | +25.0% (",
-        "SAM on, the tail a token: +100.0% (95 % interval over steps +100.0% to +100.0%).",
+        "training steps 2 to 6 (the first one starts the engine and is excluded)",
+        "| rollout, s per training step | 2.50 | 2.00 | +25.0% (+25.0% .. +25.0%) | 2.00 | +25.0% (",
+        "SAM on, the tail per token: +100.0% (95 % interval over steps +100.0% to +100.0%).",
         "| 1,024 and more | 5 | 3.000 | 5 | 3.000 |",
         "| 1 | 50 | 100.00 | 25 | 100.00 | 2.000 | 2.00 |",
         "SAM on: drafting took 0.200 ms of host time an engine step",
@@ -129,7 +129,7 @@ def test_accuracy_is_told_where_it_was_evaluated(runs, tmp_path):
 def test_refuses_what_is_no_evaluation(tmp_path, text):
     path = tmp_path / "found.json"
     path.write_text(text)
-    with pytest.raises(UserError, match="found.json is (not JSON|no comparison: make it by)"):
+    with pytest.raises(UserError, match="found.json is (not JSON|not an evaluation: write it with)"):
         accuracy.read(path)
     with pytest.raises(UserError, match="no.json cannot be read: No such file"):
         accuracy.read(tmp_path / "no.json")
