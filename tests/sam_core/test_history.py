@@ -322,7 +322,7 @@ def test_a_foreign_file_is_one_sentence_that_names_it(tmp_path, name, content, s
 def test_a_folder_of_another_setting_or_model(tmp_path):
     answer(make(tmp_path, vocab_size=1000))
     for other, sentence in (
-        ({"sam": {"rule": "blend"}}, "was saved with rule newest and sources .*: go on with tho"),
+        ({"sam": {"rule": "blend"}}, "was saved with rule newest and sources .*: use the same, or"),
         ({"vocab_size": 2000}, "is of a vocabulary of 1000 tokens, but the model's has 2000"),
     ):
         end_process()
