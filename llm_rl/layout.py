@@ -278,7 +278,7 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
         *([("  reference", reference)] if recipe.has_reference else []),
         ("  logits", f"{train.logits:.1f} GiB per copy in float32"),
         *([("communicators", groups)] if train.communicators or roll.communicators else []),
-        ("  total", f"{train.total:.1f} of {memory:g} GiB, of which activations need {RESERVE:g}"),
+        ("  total", f"{train.total:.1f} of {memory:g} GiB, plus {RESERVE:g} for activations"),
     ]
     if roll.kv < roll.sequence:
         needed = roll.weights + RESERVE + roll.sequence

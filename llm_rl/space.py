@@ -40,7 +40,7 @@ class Needs:
     def lines(self) -> list[str]:
         disk = f"{self.disk:,.0f} GB for {self.checkpoints} checkpoints of {self.checkpoint:,.1f} GB"
         memory = f"{self.memory:,.0f} GiB for offloaded state and sleeping weights"
-        return [f"{'run folder':27}{disk}"] * (self.disk > 0) + [f"{'memory of a host':27}{memory}"] * (
+        return [f"{'run folder':27}{disk}"] * (self.disk > 0) + [f"{'memory per host':27}{memory}"] * (
             self.memory > 0.5
         )
 

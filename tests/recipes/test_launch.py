@@ -269,7 +269,7 @@ def test_a_wrong_interpreter_is_one_sentence(python, sentence, tmp_path):
             0,
             "(sam=batch) but no draft was verified in 6 steps: the engine ran without it, or never had at most",
         ),
-        ("auto", 0, "the engine ran without it, or never had a draft that pays (sam=batch drafts"),
+        ("auto", 0, "the engine ran without it, or never had a draft that pays off (sam=batch drafts"),
         ("off", 5, "sam=off, but 30 draft tokens were verified"),
     ],
 )
@@ -419,7 +419,7 @@ def test_a_run_whose_ray_starts_late_is_started_again(monkeypatch, tmp_path, cap
         assert launch.main(arguments(tmp_path, run=f"run-{starts}")) == 1
         assert (tmp_path / f"run-{starts}/verl.log").read_text().count(f"\n{said}\n") == starts
         shown = capsys.readouterr()
-        assert shown.out.count("warning: Ray did not start in time: the run is started again") == starts - 1
+        assert shown.out.count("warning: Ray did not start in time: starting the run again") == starts - 1
         assert f"verl ended with status 1 after 0 of 4 steps: {said}" in shown.err
 
 

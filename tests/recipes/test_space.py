@@ -53,7 +53,7 @@ def test_a_host_without_the_memory_is_refused(monkeypatch, tmp_path):
         monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1 << 20, "SC_PHYS_PAGES": total << 10}[name])
         space.check(space.Needs(checkpoint=1, checkpoints=0, memory=memory, **store), tmp_path)
 
-    with pytest.raises(UserError, match=r"the run keeps 71 GiB .+ and 30 GiB of Ray's object store"):
+    with pytest.raises(UserError, match=r"the run needs 71 GiB .+ and 30 GiB for Ray's object store"):
         check(100, 71)
     check(100, 69)
     check(100, 71, store=1)

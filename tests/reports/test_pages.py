@@ -42,14 +42,14 @@ def test_tables_have_the_figures_of_the_runs(runs):
         "SAM on, the tail per token: +100.0% (95 % interval over steps +100.0% to +100.0%).",
         "| 1,024 and more | 5 | 3.000 | 5 | 3.000 |",
         "| 1 | 50 | 100.00 | 25 | 100.00 | 2.000 | 2.00 |",
-        "SAM on: drafting took 0.200 ms of host time an engine step",
+        "SAM on: drafting took 0.200 ms of host time per engine step",
         "| `request` | 60 | 25 | 41.7% | 60 | 25 | 41.7% |",
-        "SAM on: texts and indexes took 6.0 MiB at most",
+        "SAM on: texts and indexes used at most 6.0 MiB",
         "| 2 | -0.300 | -0.300 | -0.300 | 13.0 | 13.0 | 13.0 | 2.5 | 2.0 | 2.0 |",
         "| 1e-07 | 180 | 75.00% | 180 | 75.00% | 180 | 75.00% |\n| 1e-06 | 60 | 100.00% | 54 | 97.50% |",
         "| 54 | 97.50% |\n| inf | 0 | 100.00% | 6 | 100.00% | 6 | 100.00% |\n\n",
         "6 of 6 tokens sampled with SAM on equal those with SAM off.",
-        "4 of 6 tokens sampled with SAM auto equal those with SAM off. The first that differs: training step 1",
+        "4 of 6 tokens sampled with SAM auto equal those with SAM off. The first different token: training step 1",
         "| switch | off | batch | auto |",
     ):
         assert part in text
