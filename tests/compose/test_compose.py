@@ -213,7 +213,7 @@ def test_another_pin_sets_environment_and_keys_are_refused(capsys):
     new = {"actor_rollout_ref.actor.fsdp_config.use_torch_compile": "train.torch_compile", "reward.num_workers": None}
     for other in OTHERS:
         assert dry_run("dapo_qwen3_32b_32die", f"pin_set={other.name}") == 1
-        assert f", and pin set {other.name} is {other.verl}: set PIN={other.name}" in capsys.readouterr().err
+        assert f", but pin set {other.name} needs {other.verl}: set PIN={other.name}" in capsys.readouterr().err
         for name, key in {"verl 0.6.1": old, "verl 0.9.1": new}.get(other.verl, {}).items():
             assert dry_run("dapo_qwen3_32b_32die", f"verl.{name}=1") == 1
             sentence = f"error: verl.{name} is a key of {other.verl} (pin set {other.name}), not of {INSTALLED}"
@@ -272,7 +272,7 @@ def test_plugins_that_verl_would_not_load_are_said(monkeypatch, capsys):
     for value, code in (("auto", 0), ("sam, sam_rl,own", 0), ("none", 1), ("sam", 1)):
         monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", value)
         assert dry_run("dapo_qwen3_tiny_cpu") == code
-        assert code == 0 or f"VERL_USE_EXTERNAL_PLUGINS is '{value}', by which" in capsys.readouterr().err
+        assert code == 0 or f"VERL_USE_EXTERNAL_PLUGINS is '{value}', which excludes" in capsys.readouterr().err
     monkeypatch.delenv("VERL_USE_EXTERNAL_PLUGINS")
     entry_points, ours = importlib.metadata.entry_points, "verl.plugins"
     monkeypatch.setattr(

@@ -131,7 +131,7 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("data.gen_batch_size=20", "data.gen_batch_size 20 is not a multiple of data.train_batch_size 8"),
         ("train.max_tokens_per_die=9", "set one of train.micro_batch_size and train.max_tokens_per_die"),
         ("trainer.logger=[console]", "trainer.logger lacks file, whose log the launcher follows"),
-        ("cluster.nodes=3", "data parallel size is 3, which does not divide the number of answers"),
+        ("cluster.nodes=3", "the training's data parallel size is 3, which does not divide the number of"),
         ("name=[1", "override 'name=[1' cannot be used"),
         ("[=1", "override '[=1' cannot be used"),
         ('env={"A":1,"A":2}', 'override \'env={"A":1,"A":2}\' cannot be used: found duplicate key A'),

@@ -217,7 +217,7 @@ def test_engines_keep_their_weights_on_the_host_where_verl_sends_them_to_sleep_a
         (
             B32,
             f"{OURS} cluster.nodes=1 cluster.die_memory=32 rollout.gpu_memory_utilization=0.9",
-            "the training does not fit: 34.3 GiB and 8 GiB for activations of 32 GiB per die",
+            "the training does not fit: it needs 34.3 GiB and 8 GiB for activations of 32 GiB per die",
         ),
         (
             B32,
