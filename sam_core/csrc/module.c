@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Python interface of pool.h, budget.h and table.h: checks of arguments, buffers, the lock and messages. _sam.pyi
+// The Python interface of pool.h, budget.h, cost.h and table.h: checks of arguments, buffers, the lock and messages. _sam.pyi
 // documents it.
 //
 // Uses only the limited API of Python 3.11, as setup.py demands: one build works with every later Python.
@@ -9,6 +9,7 @@
 #include <Python.h>
 
 #include "budget.h"
+#include "cost.h"
 #include "persist.h"
 #include "table.h"
 #include "validate.h"
@@ -1353,6 +1354,122 @@ done:
     return result;
 }
 
+static int get_numbers(PyObject *const *args, size_t count, double *numbers) {
+    for (size_t i = 0; i < count; i++) {
+        numbers[i] = PyFloat_AsDouble(args[i]);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+enum { STEP_ROWS, STEP_DRAFTS, STEP_PROMPTS, STEP_CONTEXT, STEP_DRAFT_CONTEXT, STEP_NUMBERS };
+
+static int get_step(PyObject *const *args, cost_step *step) {
+    double numbers[STEP_NUMBERS];
+    if (get_numbers(args, STEP_NUMBERS, numbers) < 0)
+        return -1;
+    if (!(numbers[STEP_ROWS] >= 1 && numbers[STEP_ROWS] <= INT32_MAX)) {
+        PyErr_SetString(PyExc_ValueError, "a step has 1 row or more, and less than 2^31");
+        return -1;
+    }
+    *step = (cost_step){(int64_t)numbers[STEP_ROWS], numbers[STEP_DRAFTS] != 0, numbers[STEP_PROMPTS] != 0,
+                        numbers[STEP_CONTEXT], numbers[STEP_DRAFT_CONTEXT]};
+    return 0;
+}
+
+static int get_model(PyObject *object, bool writable, Py_buffer *view) {
+    if (get_buffer(object, "model", 'd', 2, false, writable, view) < 0)
+        return -1;
+    return check_count("model", view->shape[0], COST_FEATURES + 3, "rows") < 0 ||
+                   check_count("model", view->shape[1], COST_FEATURES, "columns") < 0
+               ? -1
+               : 0;
+}
+
+PyDoc_STRVAR(step_seconds_doc, "step_seconds(model, rows, drafts, prompts, context, draft_context, /)\n--\n\n"
+                               "Return the expected seconds of a step.");
+
+static PyObject *step_seconds(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    Py_buffer view = {0};
+    cost_step step;
+    PyObject *result = NULL;
+    if (check_arguments("step_seconds", count, 1 + STEP_NUMBERS) == 0 &&
+        get_model(args[0], false, &view) == 0 && get_step(args + 1, &step) == 0)
+        result = PyFloat_FromDouble(cost_seconds(view.buf, &step));
+    PyBuffer_Release(&view);
+    return result;
+}
+
+PyDoc_STRVAR(
+    learn_step_doc,
+    "learn_step(model, rows, drafts, prompts, context, draft_context, seconds, keep, leave_out, mean, "
+    "sweeps, /)\n--\n\n"
+    "Fade what was learned, add a step, and fit the weights.");
+
+static PyObject *learn_step(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    enum { SECONDS, KEEP, LEAVE_OUT, MEAN, SWEEPS, NUMBERS };
+    Py_buffer view = {0};
+    cost_step step;
+    double numbers[NUMBERS];
+    PyObject *result = NULL;
+    if (check_arguments("learn_step", count, 1 + STEP_NUMBERS + NUMBERS) < 0 ||
+        get_model(args[0], true, &view) < 0 || get_step(args + 1, &step) < 0 ||
+        get_numbers(args + 1 + STEP_NUMBERS, NUMBERS, numbers) < 0)
+        goto done;
+    if (!(numbers[SECONDS] > 0 && numbers[MEAN] > 0)) {
+        PyErr_SetString(PyExc_ValueError, "seconds and mean must be greater than 0");
+        goto done;
+    }
+    cost_learn(view.buf, &step, numbers[SECONDS], numbers[KEEP], numbers[LEAVE_OUT] != 0, numbers[MEAN],
+               (int)numbers[SWEEPS]);
+    result = Py_NewRef(Py_None);
+done:
+    PyBuffer_Release(&view);
+    return result;
+}
+
+PyDoc_STRVAR(rows_seconds_doc, "rows_seconds(weights, first, more, padded, seconds, /)\n--\n\n"
+                               "Write the expected seconds of steps by their rows.");
+
+static PyObject *rows_seconds(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    enum { WEIGHTS, FIRST, MORE, PADDED, SECONDS, ARGUMENTS };
+    static const Parameter weights = {"weights", 'd', 1, false};
+    static const Parameter rest[] = {
+        {"more", 'i', 1, false}, {"padded", 'i', 1, false}, {"seconds", 'd', 1, true}};
+    Py_buffer view[1 + sizeof rest / sizeof *rest] = {{0}};
+    PyObject *result = NULL;
+    double first;
+    if (check_arguments("rows_seconds", count, ARGUMENTS) < 0 || get_buffers(args, &weights, 1, view) < 0 ||
+        get_buffers(args + MORE, rest, 3, view + 1) < 0 || get_numbers(args + FIRST, 1, &first) < 0 ||
+        check_count("weights", view[0].shape[0], COST_FEATURES, "items") < 0)
+        goto done;
+    const int32_t *more = view[1].buf;
+    for (Py_ssize_t i = 0; i < view[1].shape[0]; i++)
+        if (more[i] < 0) {
+            PyErr_Format(PyExc_ValueError, "more[%zd] is %ld: it must not be negative", i, (long)more[i]);
+            goto done;
+        }
+    const int32_t *padded = view[2].buf;
+    for (Py_ssize_t i = 1; i < view[2].shape[0]; i++)
+        if (padded[i] < (i > 1 ? padded[i - 1] : 1)) {
+            PyErr_Format(PyExc_ValueError,
+                         "padded[%zd] is %ld: items must be greater than 0 and must not fall", i,
+                         (long)padded[i]);
+            goto done;
+        }
+    if (!(first >= 1 && first <= INT32_MAX)) {
+        PyErr_SetString(PyExc_ValueError, "first must be 1 or more, and less than 2^31");
+        goto done;
+    }
+    cost_rows(view[0].buf, (int64_t)first, (size_t)view[3].shape[0], more, (size_t)view[1].shape[0], padded,
+              (size_t)view[2].shape[0], view[3].buf);
+    result = Py_NewRef(Py_None);
+done:
+    release_buffers(view, sizeof view / sizeof *view);
+    return result;
+}
+
 PyDoc_STRVAR(lowest_score_doc, "lowest_score(scores, lengths, /)\n--\n\n"
                                "Return the lowest score of the last token of a draft.");
 
@@ -1528,6 +1645,9 @@ static PyMethodDef module_functions[] = {
     {"choose_drafts", METHOD(choose_drafts), METH_FASTCALL, choose_drafts_doc},
     {"observe_drafts", METHOD(observe_drafts), METH_FASTCALL, observe_drafts_doc},
     {"lowest_score", METHOD(lowest_score), METH_FASTCALL, lowest_score_doc},
+    {"step_seconds", METHOD(step_seconds), METH_FASTCALL, step_seconds_doc},
+    {"learn_step", METHOD(learn_step), METH_FASTCALL, learn_step_doc},
+    {"rows_seconds", METHOD(rows_seconds), METH_FASTCALL, rows_seconds_doc},
     {"to_lists", METHOD(to_lists), METH_FASTCALL, to_lists_doc},
     {"append_ngrams", METHOD(append_ngrams), METH_FASTCALL, append_ngrams_doc},
     {NULL, NULL, 0, NULL},

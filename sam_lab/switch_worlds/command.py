@@ -23,7 +23,7 @@ from sam_core.files import write_json
 from sam_lab.cli import check_outputs, non_negative, positive
 from sam_lab.evidence import worlds as evidence
 from sam_lab.switch_worlds import acceptance
-from sam_lab.switch_worlds.world import ARMS, THRESHOLD, World, play
+from sam_lab.switch_worlds.world import ARMS, POLICIES, THRESHOLD, World, play
 
 MIN_GAIN = 1.005
 """Drafts never pay in a world in which the oracle is not faster than plain decoding by more than this factor."""
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of the first world; the next one has the next seed (0)",
     )
+    add("--policy", choices=POLICIES, default="auto", help="the switch that plays: %(choices)s (%(default)s)")
     add("--device", choices=evidence.NAMES, metavar="DEVICE", help=f"costs of a device: {', '.join(evidence.NAMES)}")
     add("--json", type=Path, metavar="OUT", help="write all worlds here")
 
@@ -50,7 +51,8 @@ def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
 
     regret, regret_foresight, regret_batch, regret_plain: [median, 99th percentile, largest] of switch auto, of it
     against an oracle with foresight, of switch batch and of plain decoding. never: worlds in which drafts never pay;
-    plain: [median, smallest] throughput in them against plain decoding, of auto.
+    plain: [median, smallest] throughput in them against plain decoding, of auto. host: mean seconds a step that the
+    switch itself takes, measured.
     """
     seconds = {name: np.array([w["seconds"][name] for w in worlds]) for name in ARMS}
     never = seconds["plain"] < MIN_GAIN * seconds["best"]
@@ -66,6 +68,7 @@ def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
         figures[name] = np.quantile(1 - seconds[than] / seconds[by], (0.5, 0.99, 1)).tolist()
     figures["never"] = int(never.sum())
     figures["plain"] = [float(np.median(against)), float(against.min())] if len(against) else []
+    figures["host"] = float(np.mean([w["host"] for w in worlds]))
     return figures | {"gain": np.quantile(gain, (0.5, 0.99)).tolist()}
 
 
@@ -77,13 +80,13 @@ def run(args: argparse.Namespace) -> int:
     device = evidence.worlds([args.device])[0] if args.device else None
     progress, start = Progress(), time.monotonic()
     for seed in range(args.seed, args.seed + args.worlds):
-        worlds.append({"seed": seed} | play(World(seed, records, device)))
+        worlds.append({"seed": seed} | play(World(seed, records, device), POLICIES[args.policy]))
         progress.show(f"{len(worlds)} of {args.worlds} worlds, {time.monotonic() - start:.0f} s")
     progress.clear()
     figures = summary(worlds)
     print(f"{len(worlds)} worlds, seeds {args.seed} to {seed}; regret against the oracle: median, 99 of 100, largest")
     for name, key in (
-        ("switch auto", "regret"),
+        (f"switch {args.policy}", "regret"),
         ("  with foresight", "regret_foresight"),
         (f"switch batch, threshold {THRESHOLD}", "regret_batch"),
         ("plain decoding", "regret_plain"),
@@ -91,8 +94,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name:28}" + "".join(f"{x:8.2%}" for x in figures[key]))
     print(f"worlds in which drafts never pay: {figures['never']}", end="")
     if figures["never"]:
-        print(f"; auto has {figures['plain'][0]:.3f} of plain decoding, in the worst {figures['plain'][1]:.3f}", end="")
-    print()
+        print(
+            f"; {args.policy} has {figures['plain'][0]:.3f} of plain decoding, in the worst {figures['plain'][1]:.3f}",
+            end="",
+        )
+    print(f"\nthe switch itself takes {1e6 * figures['host']:.0f} us a step, which is not charged")
     if args.json:
         write_json(args.json, figures | {"each": worlds})
     return 0

@@ -418,6 +418,55 @@ def observe_drafts(
         MemoryError: no memory for a table of 4 bytes for each slot up to the largest of `last_slots`.
     """
 
+def step_seconds(
+    model: Float64, rows: int, drafts: bool, prompts: bool, context: float, draft_context: float, /
+) -> float:
+    """Expected seconds of a step.
+
+    Args:
+        model: float64 [22, 19]: the normal equations of the regression (products of features, then of seconds), how
+            many steps had each feature, and the weights. The features are 1; whether there are drafts; whether prompts
+            are read; context; draft_context; the rows 2, 3-4, 5-8, ..., 8193 and more.
+        rows: tokens that the step computes, at least 1.
+        context, draft_context: thousands of tokens.
+    """
+
+def learn_step(
+    model: Float64,
+    rows: int,
+    drafts: bool,
+    prompts: bool,
+    context: float,
+    draft_context: float,
+    seconds: float,
+    keep: float,
+    leave_out: bool,
+    mean: float,
+    sweeps: int,
+    /,
+) -> None:
+    """Fade what was learned, add a step, and fit the weights; the first arguments are those of `step_seconds`.
+
+    Args:
+        model: writable.
+        seconds: that the step took.
+        keep: factor by which earlier steps fade.
+        leave_out: the step is not added.
+        mean: seconds of a usual step.
+        sweeps: of coordinate descent.
+    """
+
+def rows_seconds(weights: Float64, first: int, more: Int32, padded: Int32, seconds: Float64, /) -> None:
+    """Write the expected seconds of steps by their rows, without contexts and drafts.
+
+    Args:
+        weights: float64 [19], the last row of a model.
+        first: rows of the first step, at least 1; each next one has one more.
+        more: int32, further rows, each as probable as the others.
+        padded: int32, what steps of so many rows compute; the rest compute their rows.
+        seconds: writable float64, one for each step.
+    """
+
 def lowest_score(scores: Float32, lengths: Int32, /) -> float:
     """The lowest score of the last token of a draft; 1 if there is none.
 

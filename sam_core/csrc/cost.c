@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cost.h"
+
+#include <string.h>
+
+#define RIDGE                                                                                                \
+    2.0 // steps without a slope that each constant and context begins with: it bounds what a few steps claim
+#define SMOOTH                                                                                               \
+    0.05 // of a change of slope from octave to octave: it bounds what unseen sizes are believed to cost
+
+static void features_of(const cost_step *step, double x[COST_FEATURES]) {
+    x[COST_ONE] = 1;
+    x[COST_DRAFTS] = step->drafts;
+    x[COST_PROMPTS] = step->prompts;
+    x[COST_CONTEXT] = step->context;
+    x[COST_DRAFT_CONTEXT] = step->draft_context;
+    for (int i = 0; i < COST_OCTAVES; i++) {
+        int64_t start = (int64_t)1 << i, beyond = step->rows - start;
+        if (i < COST_OCTAVES - 1 && beyond > start)
+            beyond = start;
+        x[COST_ROWS + i] = beyond > 0 ? (double)beyond : 0;
+    }
+}
+
+static double dot(const double *a, const double *b) {
+    double sum = 0;
+    for (int i = 0; i < COST_FEATURES; i++)
+        sum += a[i] * b[i];
+    return sum;
+}
+
+double cost_seconds(const cost_model *model, const cost_step *step) {
+    double x[COST_FEATURES];
+    features_of(step, x);
+    return dot(model->weights, x);
+}
+
+static void fit(cost_model *model, double mean, int sweeps) {
+    double a[COST_FEATURES][COST_FEATURES];
+    memcpy(a, model->gram, sizeof a);
+    for (int i = COST_DRAFTS; i < COST_ROWS; i++)
+        if (model->counts[i] > 0)
+            a[i][i] += RIDGE * model->gram[i][i] / model->counts[i];
+    for (int i = COST_ROWS; i < COST_FEATURES; i++) {
+        double width = (double)((int64_t)1 << (i - COST_ROWS)) / mean, penalty = SMOOTH * width * width;
+        a[i][i] += penalty;
+        if (i > COST_ROWS) {
+            a[i - 1][i - 1] += penalty;
+            a[i][i - 1] -= penalty;
+            a[i - 1][i] -= penalty;
+        }
+    }
+    double *w = model->weights;
+    for (int sweep = 0; sweep < sweeps; sweep++)
+        for (int i = 0; i < COST_FEATURES; i++)
+            if (a[i][i] > 1e-12) {
+                double next = w[i] + (model->moments[i] - dot(a[i], w)) / a[i][i];
+                w[i] = next > 0 ? next : 0;
+            }
+}
+
+void cost_learn(cost_model *model, const cost_step *step, double seconds, double keep, bool leave_out,
+                double mean, int sweeps) {
+    double x[COST_FEATURES], more = leave_out ? 0 : 1;
+    features_of(step, x);
+    for (int i = 0; i < COST_FEATURES; i++) {
+        double share = more * x[i] / seconds;
+        model->moments[i] = keep * model->moments[i] + share;
+        model->counts[i] = keep * model->counts[i] + (x[i] > 0 ? more : 0);
+        for (int j = 0; j < COST_FEATURES; j++)
+            model->gram[i][j] = keep * model->gram[i][j] + share * x[j] / seconds;
+    }
+    fit(model, mean, sweeps);
+}
+
+void cost_rows(const double weights[COST_FEATURES], int64_t first, size_t count, const int32_t *more,
+               size_t num_more, const int32_t *padded, size_t num_padded, double *seconds) {
+    double starts[COST_OCTAVES]; // seconds of the rows before each octave
+    starts[0] = weights[COST_ONE];
+    for (int i = 1; i < COST_OCTAVES; i++)
+        starts[i] = starts[i - 1] + weights[COST_ROWS + i - 1] * (double)((int64_t)1 << (i - 1));
+    memset(seconds, 0, count * sizeof *seconds);
+    for (size_t j = 0; j < num_more; j++) {
+        size_t same = 0;
+        bool is_first = true;
+        for (size_t i = 0; i < num_more; i++) {
+            same += more[i] == more[j];
+            is_first = is_first && (i >= j || more[i] != more[j]);
+        }
+        if (!is_first)
+            continue;
+        double share = (double)same / (double)num_more;
+        int octave = 0;
+        for (size_t i = 0; i < count; i++) {
+            int64_t rows = first + (int64_t)i + more[j];
+            if ((size_t)rows < num_padded)
+                rows = padded[rows];
+            while (octave < COST_OCTAVES - 1 && rows > (int64_t)2 << octave)
+                octave++;
+            seconds[i] += share * (starts[octave] +
+                                   weights[COST_ROWS + octave] * (double)(rows - ((int64_t)1 << octave)));
+        }
+    }
+}
