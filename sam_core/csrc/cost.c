@@ -4,10 +4,11 @@
 
 #include <string.h>
 
-#define RIDGE                                                                                                \
-    2.0 // steps without a slope that each constant and context begins with: it bounds what a few steps claim
-#define SMOOTH                                                                                               \
-    0.05 // of a change of slope from octave to octave: it bounds what unseen sizes are believed to cost
+// Steps without it that each feature but rows begins with. They bound what a few steps claim, and the constant's that of
+// a load whose steps all have about as many rows: their time is then a matter of rows.
+static const double ridge[COST_ROWS] = {0.03, 2, 2, 2, 2};
+// Of a change of slope from octave to octave: it bounds what unseen sizes are believed to cost.
+static const double smooth = 0.05;
 
 static void features_of(const cost_step *step, double x[COST_FEATURES]) {
     x[COST_ONE] = 1;
@@ -39,11 +40,11 @@ double cost_seconds(const cost_model *model, const cost_step *step) {
 static void fit(cost_model *model, double mean, int sweeps) {
     double a[COST_FEATURES][COST_FEATURES];
     memcpy(a, model->gram, sizeof a);
-    for (int i = COST_DRAFTS; i < COST_ROWS; i++)
+    for (int i = COST_ONE; i < COST_ROWS; i++)
         if (model->counts[i] > 0)
-            a[i][i] += RIDGE * model->gram[i][i] / model->counts[i];
+            a[i][i] += ridge[i] * model->gram[i][i] / model->counts[i];
     for (int i = COST_ROWS; i < COST_FEATURES; i++) {
-        double width = (double)((int64_t)1 << (i - COST_ROWS)) / mean, penalty = SMOOTH * width * width;
+        double width = (double)((int64_t)1 << (i - COST_ROWS)) / mean, penalty = smooth * width * width;
         a[i][i] += penalty;
         if (i > COST_ROWS) {
             a[i - 1][i - 1] += penalty;
@@ -74,32 +75,33 @@ void cost_learn(cost_model *model, const cost_step *step, double seconds, double
     fit(model, mean, sweeps);
 }
 
-void cost_rows(const double weights[COST_FEATURES], int64_t first, size_t count, const int32_t *more,
+void cost_rows(const double weights[COST_FEATURES], const int64_t *rows, size_t count, const int32_t *more,
                size_t num_more, const int32_t *padded, size_t num_padded, double *seconds) {
-    double starts[COST_OCTAVES]; // seconds of the rows before each octave
+    const double *slopes = weights + COST_ROWS;
+    double starts[COST_OCTAVES]; // seconds of the rows up to each octave
     starts[0] = weights[COST_ONE];
     for (int i = 1; i < COST_OCTAVES; i++)
-        starts[i] = starts[i - 1] + weights[COST_ROWS + i - 1] * (double)((int64_t)1 << (i - 1));
+        starts[i] = starts[i - 1] + slopes[i - 1] * (double)((int64_t)1 << (i - 1));
     memset(seconds, 0, count * sizeof *seconds);
     for (size_t j = 0; j < num_more; j++) {
-        size_t same = 0;
-        bool is_first = true;
-        for (size_t i = 0; i < num_more; i++) {
-            same += more[i] == more[j];
-            is_first = is_first && (i >= j || more[i] != more[j]);
-        }
-        if (!is_first)
+        size_t first = 0, same = 0;
+        while (more[first] != more[j])
+            first++;
+        if (first < j)
             continue;
+        for (size_t i = 0; i < num_more; i++)
+            same += more[i] == more[j];
         double share = (double)same / (double)num_more;
         int octave = 0;
         for (size_t i = 0; i < count; i++) {
-            int64_t rows = first + (int64_t)i + more[j];
-            if ((size_t)rows < num_padded)
-                rows = padded[rows];
-            while (octave < COST_OCTAVES - 1 && rows > (int64_t)2 << octave)
+            int64_t all = rows[i] + more[j];
+            if ((size_t)all < num_padded)
+                all = padded[all];
+            while (octave && all <= (int64_t)1 << octave)
+                octave--;
+            while (octave < COST_OCTAVES - 1 && all > (int64_t)2 << octave)
                 octave++;
-            seconds[i] += share * (starts[octave] +
-                                   weights[COST_ROWS + octave] * (double)(rows - ((int64_t)1 << octave)));
+            seconds[i] += share * (starts[octave] + slopes[octave] * (double)(all - ((int64_t)1 << octave)));
         }
     }
 }

@@ -1429,44 +1429,40 @@ done:
     return result;
 }
 
-PyDoc_STRVAR(rows_seconds_doc, "rows_seconds(weights, first, more, padded, seconds, /)\n--\n\n"
+PyDoc_STRVAR(rows_seconds_doc, "rows_seconds(weights, rows, more, padded, seconds, /)\n--\n\n"
                                "Write the expected seconds of steps by their rows.");
 
 static PyObject *rows_seconds(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    enum { WEIGHTS, FIRST, MORE, PADDED, SECONDS, ARGUMENTS };
-    static const Parameter weights = {"weights", 'd', 1, false};
-    static const Parameter rest[] = {
-        {"more", 'i', 1, false}, {"padded", 'i', 1, false}, {"seconds", 'd', 1, true}};
-    Py_buffer view[1 + sizeof rest / sizeof *rest] = {{0}};
+    enum { WEIGHTS, ROWS, MORE, PADDED, SECONDS, BUFFERS };
+    static const Parameter parameters[] = {{"weights", 'd', 1, false},
+                                           {"rows", 'q', 1, false},
+                                           {"more", 'i', 1, false},
+                                           {"padded", 'i', 1, false},
+                                           {"seconds", 'd', 1, true}};
+    Py_buffer view[BUFFERS] = {{0}};
     PyObject *result = NULL;
-    double first;
-    if (check_arguments("rows_seconds", count, ARGUMENTS) < 0 || get_buffers(args, &weights, 1, view) < 0 ||
-        get_buffers(args + MORE, rest, 3, view + 1) < 0 || get_numbers(args + FIRST, 1, &first) < 0 ||
-        check_count("weights", view[0].shape[0], COST_FEATURES, "items") < 0)
+    if (check_arguments("rows_seconds", count, BUFFERS) < 0 ||
+        get_buffers(args, parameters, BUFFERS, view) < 0 ||
+        check_count("weights", view[WEIGHTS].shape[0], COST_FEATURES, "items") < 0 ||
+        check_count("seconds", view[SECONDS].shape[0], view[ROWS].shape[0], "items") < 0)
         goto done;
-    const int32_t *more = view[1].buf;
-    for (Py_ssize_t i = 0; i < view[1].shape[0]; i++)
+    const int64_t *rows = view[ROWS].buf;
+    const int32_t *more = view[MORE].buf;
+    for (Py_ssize_t i = 0; i < view[ROWS].shape[0]; i++)
+        if (rows[i] < 1 || rows[i] > INT32_MAX) {
+            PyErr_Format(PyExc_ValueError, "rows[%zd] must be 1 or more, and less than 2^31", i);
+            goto done;
+        }
+    for (Py_ssize_t i = 0; i < view[MORE].shape[0]; i++)
         if (more[i] < 0) {
             PyErr_Format(PyExc_ValueError, "more[%zd] is %ld: it must not be negative", i, (long)more[i]);
             goto done;
         }
-    const int32_t *padded = view[2].buf;
-    for (Py_ssize_t i = 1; i < view[2].shape[0]; i++)
-        if (padded[i] < (i > 1 ? padded[i - 1] : 1)) {
-            PyErr_Format(PyExc_ValueError,
-                         "padded[%zd] is %ld: items must be greater than 0 and must not fall", i,
-                         (long)padded[i]);
-            goto done;
-        }
-    if (!(first >= 1 && first <= INT32_MAX)) {
-        PyErr_SetString(PyExc_ValueError, "first must be 1 or more, and less than 2^31");
-        goto done;
-    }
-    cost_rows(view[0].buf, (int64_t)first, (size_t)view[3].shape[0], more, (size_t)view[1].shape[0], padded,
-              (size_t)view[2].shape[0], view[3].buf);
+    cost_rows(view[WEIGHTS].buf, rows, (size_t)view[ROWS].shape[0], more, (size_t)view[MORE].shape[0],
+              view[PADDED].buf, (size_t)view[PADDED].shape[0], view[SECONDS].buf);
     result = Py_NewRef(Py_None);
 done:
-    release_buffers(view, sizeof view / sizeof *view);
+    release_buffers(view, BUFFERS);
     return result;
 }
 

@@ -182,8 +182,7 @@ def fitted(steps: Sequence[dict[str, Any]]) -> Cost:
     model = StepCost()
     for s in decoding:
         held = s["context"] / 1000
-        model.observe(s["rows"], held, held * s["drafted"] / s["running"], s["s"])
-    model.fit()
+        model.learn(s["rows"], s["drafted"] > 0, False, held, held * s["drafted"] / s["running"], s["s"])
     rows = np.arange(1.0, model.max_rows + 1)
     cost = Cost(rows, model.rows_cost(rows), model.context, model.draft_context)
     reading = [s for s in steps if s["prefill"] and s["rows"] > s["running"]]

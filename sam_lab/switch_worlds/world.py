@@ -6,19 +6,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from sam_core.budget import choose
-from sam_core.switch import AutoSwitch, Switch
+from sam_core.switch import AutoSwitch
 
 from sam_lab.evidence import worlds as evidence
 from sam_lab.plan.cost import Cost
 from sam_lab.switch_worlds.acceptance import Record
-from sam_lab.switch_worlds.candidate import Candidate
 
 Float64 = npt.NDArray[np.float64]
 
@@ -229,43 +228,28 @@ class _Requests:
         return int(taken.sum())
 
 
-Maker = Callable[[World, Callable[[], float]], Switch]
-"""Makes the switch that plays: of a world and a clock."""
-
-
-def auto(world: World, clock: Callable[[], float]) -> Switch:
-    """Switch `auto`."""
-    return AutoSwitch(world.k, logging.getLogger("switch-worlds"), clock=clock)
-
-
-def regression(world: World, clock: Callable[[], float]) -> Switch:
-    """The candidate that is to replace it; it knows the captured sizes, as an engine does."""
-    return Candidate(world.k, logging.getLogger("switch-worlds"), clock, SIZES.get(world.pads, ()))
-
-
-POLICIES: dict[str, Maker] = {"auto": auto, "regression": regression}
-
-
-def play(world: World, make: Maker = auto) -> dict[str, Any]:
-    """Run a switch through a world.
+def play(world: World) -> dict[str, Any]:
+    """Run switch `auto` through a world.
 
     Returns:
-        Seconds that its tokens took (`auto`, whatever the switch), and that the same tokens would have taken in the same steps: `best`, each
+        Seconds that its tokens took (`auto`), and that the same tokens would have taken in the same steps: `best`, each
         step with the drafts that an oracle gives, who knows costs and acceptance, and of prompts what the latest steps
         read, as drafts are given before a step is scheduled; `foresight`, of one who knows that, too; `plain`, without
         drafts; `batch`, by the rule of switch `batch`. Noise is left out, and all tokens count as often as is expected
-        of them. host: mean seconds a step of the switch itself, measured.
+        of them. host: mean seconds a step that the switch itself took on this processor.
     """
     rng, record, k = world.rng, world.record, world.k
     clock = [0.0]
-    switch, host = make(world, lambda: clock[0]), 0.0
+    graph_sizes = SIZES.get(world.pads, [])
+    switch = AutoSwitch(k, logging.getLogger("switch-worlds"), lambda: clock[0], graph_sizes)
+    host = 0.0
     requests = _Requests(world)
     seconds = dict.fromkeys(ARMS, 0.0)
     noise = np.exp(world.noise * rng.standard_normal(world.steps))
     noise *= np.where(rng.random(world.steps) < world.spikes, rng.uniform(2, 6, world.steps), 1)
     chosen = np.zeros(world.most, np.int32)
     drafted = 0
-    latest: deque[int] = deque([0], maxlen=AutoSwitch.PROMPT_WINDOW)
+    latest: deque[int] = deque([0], maxlen=switch.PROMPT_WINDOW)
     reading = False
     for step in range(world.steps):
         requests.admit()
@@ -299,21 +283,16 @@ def play(world: World, make: Maker = auto) -> dict[str, Any]:
         requests.unwritten[slots] -= gained[slots]
         # the drafter, after the step
         known, tokens, num_tokens = slots.astype(np.int32), gained[slots], len(decoding) + int(n.sum()) + prompts
-        begin = time.perf_counter()
+        scores = record.scores[requests.run[slots], requests.at[slots]][:, :k] * (tokens[:, None] > 0)
+        lengths, held = (scores > 0).sum(1).astype(np.int32), requests.context[slots]
+        begin = time.thread_time()
         switch.observe(known, tokens, num_tokens)
-        looks = switch.should_draft(len(slots))
-        host += time.perf_counter() - begin
-        if looks:
-            scores = record.scores[requests.run[slots], requests.at[slots]][:, :k] * (gained[slots, None] > 0)
-            lengths = (scores > 0).sum(1).astype(np.int32)
-            begin = time.perf_counter()
-            chosen[slots] = switch.choose(known, requests.context[slots], lengths, scores)
+        chosen[slots] = 0
+        if switch.should_draft(len(slots)):
+            chosen[slots] = switch.choose(known, held, lengths, scores)
         else:
-            begin = time.perf_counter()
-            switch.skip(known, requests.context[slots])
-            chosen[slots] = 0
-        switch.learn()
-        host += time.perf_counter() - begin
+            switch.skip(known, held)
+        host += time.thread_time() - begin
         for slot in slots[requests.unwritten[slots] <= 0]:
             requests.running[slot] = requests.begun[slot] = False
             chosen[slot] = 0

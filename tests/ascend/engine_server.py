@@ -81,7 +81,7 @@ def free_drafts(worker):
 def never_pays(worker):
     """Runs in a worker: from now on switch auto finds no drafts worth their cost, and none to explore."""
     switch = worker.model_runner.drafter.switch
-    switch.MIN_GAIN, switch._credit = float("inf"), -float("inf")
+    switch.MIN_GAIN = float("inf")
 
 
 def note_answers(worker, feed_all=False):

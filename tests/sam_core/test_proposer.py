@@ -143,10 +143,9 @@ def test_auto_learns_from_the_drafts_that_the_engine_gets(uniform, min_prob):
         proposer.make_uniform()
     cost, learned, handed_out, known, given = proposer.switch.cost, [], [], None, {}
     for rows in range(1, 40):
-        cost.observe(rows, 0.0, 0.0, 1.0)  # so that drafts are free
-    cost.fit()
+        cost.learn(rows, False, False, 0.0, 0.0, 1.0)  # so that drafts are free
     proposer.switch.clock = lambda: now
-    observe, cost.observe = cost.observe, lambda rows, *more: (learned.append(rows), observe(rows, *more))
+    learn, cost.learn = cost.learn, lambda rows, *more: learned.append(rows) or learn(rows, *more)
     for step in range(400):
         now += 1 + 0.01 * rng.random()
         for name, text in [*batch.texts.items()]:

@@ -456,15 +456,15 @@ def learn_step(
         sweeps: of coordinate descent.
     """
 
-def rows_seconds(weights: Float64, first: int, more: Int32, padded: Int32, seconds: Float64, /) -> None:
-    """Write the expected seconds of steps by their rows, without contexts and drafts.
+def rows_seconds(weights: Float64, rows: Int64, more: Int32, padded: Int32, seconds: Float64, /) -> None:
+    """Write the expected seconds of N steps by their rows, without contexts and drafts.
 
     Args:
         weights: float64 [19], the last row of a model.
-        first: rows of the first step, at least 1; each next one has one more.
-        more: int32, further rows, each as probable as the others.
-        padded: int32, what steps of so many rows compute; the rest compute their rows.
-        seconds: writable float64, one for each step.
+        rows: int64 [N], at least 1.
+        more: int32, further rows, 0 or more, each as probable as the others.
+        padded: int32, what steps of so many rows compute, at least 1; larger ones compute their rows.
+        seconds: writable float64 [N].
     """
 
 def lowest_score(scores: Float32, lengths: Int32, /) -> float:

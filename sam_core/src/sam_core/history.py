@@ -244,7 +244,7 @@ class SavedHistory(LatestSaver):
         if switch.state() is None:
             return
         try:
-            switch.take_over(json.loads(self.switch_state.read_text()))
+            switch.restore(json.loads(self.switch_state.read_text()))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, RecursionError) as e:

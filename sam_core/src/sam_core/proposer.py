@@ -79,6 +79,7 @@ class SamProposer:
         is_isolated: returns whether the text of the request with this id is kept from other groups and later requests
             (see `Pool.open`).
         renew_noise: called once on each rank, by the first `propose`, if `Options.repeats_noise`.
+        graph_sizes: rows of the graphs that the engine captures, to which it pads its steps.
         logger: the engine's; it receives a message whenever the switch turns.
     """
 
@@ -96,11 +97,13 @@ class SamProposer:
         group_of: Callable[[str], bytes | Literal["by_prompt"] | None] = lambda req_id: BY_PROMPT,
         is_isolated: Callable[[str], bool] = lambda req_id: False,
         renew_noise: Callable[[], None] | None = None,
+        graph_sizes: Iterable[int] = (),
         logger: logging.Logger = _LOGGER,
     ) -> None:
         options = Options.from_engine(k, sam, verify=VERIFY)
         self.k = k
         self.max_model_len = max_model_len
+        self.graph_sizes = graph_sizes
         self.drafting = drafting
         self.exclusion_reason = exclusion_reason
         self.group_of = group_of
@@ -109,7 +112,7 @@ class SamProposer:
         self._renew_noise = renew_noise if options.repeats_noise else None
         self.switch: Switch = BatchSwitch(options.threshold, logger)
         if options.switch == "auto":
-            self.switch = AutoSwitch(k, logger)
+            self.switch = AutoSwitch(k, logger, graph_sizes=graph_sizes)
         self.uniform = False
         digest = fingerprint(tokenizer) if tokenizer and drafting and (options.corpus or options.history) else None
         self.saved = None
@@ -196,10 +199,8 @@ class SamProposer:
                 switch is off and the requests stay the same.
             planned: whether the next step was planned with drafts. If not, the switch only decides whether later steps
                 are planned with drafts.
-            index_later: draft before this step's tokens are indexed, which halves the time. `catch_up` indexes them and
-                lets
-                the switch learn: call it where the host would wait for the device. Otherwise the next `propose` does
-                    it.
+            index_later: draft before this step's tokens are indexed, which halves the time. `catch_up` indexes them:
+                call it where the host would wait for the device. Otherwise the next `propose` does it.
 
         Returns:
             One list of at most k tokens per request, all empty while the switch is off; see also `make_uniform`.
@@ -396,9 +397,8 @@ class SamProposer:
         self._requests["unpadded"][slots] = self.k
 
     def catch_up(self) -> None:
-        """Index the tokens that `propose` with `index_later` left; learn from the previous step and count it."""
+        """Index the tokens that `propose` with `index_later` left, and count the previous step."""
         self.pool.catch_up()
-        self.switch.learn()
         self._count_gained()
 
     def _count_gained(self) -> None:

@@ -7,16 +7,15 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sam_core._sam import lowest_score, observe_drafts
-from sam_core.budget import Calibration, choose
-from sam_core.cost import Expected, PromptCost, StepCost
-from sam_core.proof import PlainSteps, Proof
+from sam_core.budget import Calibration, Choice, choose
+from sam_core.cost import FIRST_STEPS, MAX_RESIDUAL, MAX_SLOWDOWN, NextCost, StepCost
 
 Float64 = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.floating]
@@ -27,8 +26,8 @@ class Switch:
     """Decides when to draft, and how many tokens of each request.
 
     After each step the drafter calls `observe` (not needed if `may_be_on` is false), then `should_draft`, then
-    `choose`, or `skip` if it has looked for no drafts, and `learn` when nobody waits for it. Requests are known by
-    their slots, small numbers that are used again.
+    `choose`, or `skip` if it has looked for no drafts. Requests are known by their slots, small numbers that are used
+    again.
 
     steps, steps_on: steps so far, and those with drafts. transitions: times that `on` changed.
     min_score: the next drafts may end before their score falls below this: less would not be chosen.
@@ -62,9 +61,6 @@ class Switch:
             num_tokens: all that the step computed: of prompts, the last token of each request that decoded, drafts.
         """
 
-    def learn(self) -> None:
-        """Learn from the step that ended last; without this call the next `observe` does."""
-
     def choose(
         self,
         slots: Int32,
@@ -96,7 +92,7 @@ class Switch:
         """What was learned, as JSON can hold it; None if this switch does not learn."""
         return None
 
-    def take_over(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Begin with what another process learned; raises ValueError if `state` is no record of a switch."""
 
     def count(self, on: bool) -> bool:
@@ -136,38 +132,16 @@ class BatchSwitch(Switch):
         return on and planned
 
 
-class _Step(NamedTuple):
-    """A step that has ended, of `batch` requests.
-
-    reads: whether it read prompts. rows: tokens that it computed. drafted: draft tokens, of which `accepted` were
-    expected to be accepted. context, draft_context: thousands of tokens, see `StepCost`. seconds: how long it took.
-    counts: see `Calibration.observe`. probe: see `AutoSwitch._probe`.
-    """
-
-    batch: int
-    reads: bool
-    rows: int
-    drafted: int
-    accepted: float
-    context: float
-    draft_context: float
-    seconds: float
-    counts: Float64
-    probe: tuple[int, float, float] | None
-
-    def expected(self, cost: StepCost) -> float:
-        """Its seconds by `cost`."""
-        return cost.seconds(self.rows, self.context, self.draft_context)
-
-
 class AutoSwitch(Switch):
     """Gives each request of a step its own number of draft tokens, by what steps cost and what drafts are worth.
 
     Learns both while it runs: the time between two calls of `observe` is that of a whole engine step with the tokens
-    chosen before. Steps that read prompts have costs of their own, since engines run them in other ways; there drafts
-    are worth what they save in steps without prompts, so they begin when those are known. The next step is expected to
-    read what the latest steps have read. What is learned may be wrong, so drafting pauses where its steps are seen to
-    lose, see `Proof`.
+    chosen before. In steps that read prompts drafts are worth what they save in steps without prompts. The next step is
+    expected to read what the latest steps have read.
+
+    What is believed of costs may be wrong, and steps that are all alike do not show it. So where drafts seem to pay,
+    now and then a step has none, and where they do not, now and then a step has some. This happens less often each
+    time, until such a step is faster than believed.
 
     A wall clock decides, so two processes do not decide alike: it belongs to the one rank whose drafts are used. It
     does not work under pipeline parallelism, where the steps of micro-batches overlap.
@@ -175,161 +149,109 @@ class AutoSwitch(Switch):
     Args:
         k: maximum draft tokens of a request.
         clock: seconds, monotonic.
+        graph_sizes: see StepCost.
     """
 
     MIN_GAIN = 1.01
     """Least predicted gain with which there are drafts: it bounds what slightly wrong predictions lose."""
     MEMORY = 300
-    """Steps after which a step's weight has fallen to 1/e, and the longest wait for steps without prompts."""
-    EXPLORATION_SHARE = 0.005
-    """Share of the time that exploration may lose."""
-    INITIAL_CREDIT = 2.0
-    """Plain steps whose time exploration may lose at the start."""
-    MAX_CREDIT = 6.0
-    """Plain steps whose time exploration may save up, and the most that one step is charged."""
+    """Steps after which a step's weight has fallen to 1/e: it bounds how long costs of a past load count."""
+    MAX_WAIT = 8
+    """Steps that drafting waits for some without prompts: it bounds what a server loses that always reads some."""
+    COLD_STEPS, COLD_INTERVAL = 16, 4
+    """In the first steps, while few had drafts or few read no prompt, one in COLD_INTERVAL of those that read prompts
+    has drafts: there it is hard to tell what drafts cost and what tokens are worth."""
+    MAX_GROWTH = 2
+    """Drafts make a step at most this many times as large as steps were: larger ones may cost anything."""
+    PLAIN_INTERVALS = 4, 64
+    """Steps with drafts between two without, at first and at most: they bound what these lose where drafts pay."""
+    TRIAL_INTERVALS = 32, 512
+    """Steps without drafts before one with some, at first and at most: they bound what these lose where drafts lose."""
+    TRIAL_SHARE = 0.5
+    """Share of what drafts are believed to cost that a trial hopes for."""
+    SURPRISE_SHARE = 0.25
+    """Share of each step in the mean residual of steps with drafts."""
     MAX_IDLE_STEPS = 4
     """Consecutive steps without a look at drafts while they are not worth it: it bounds how late they begin again."""
-    TRIAL_STEPS = 8
-    """Steps that costs of another process are compared with before they are kept or dropped."""
-    MAX_TRIAL_RATIO = 1.5
-    """Costs of another process are dropped if the median step took this many times longer or shorter."""
-    MAX_SLOWDOWN = 8.0
-    """A step that took this many times longer than expected spans a pause of the engine, unless the step before took so
-    long too: its time is not learned."""
     PROMPT_WINDOW = 16
     """Latest steps from which the prompt tokens of the next step are predicted."""
-    LARGE_BATCH = 256
-    """Requests from which on the time to draft counts more than drafts that are seldom chosen, see MIN_SCORE."""
-    MIN_SCORE = 0.5
-    """Share of the lowest chosen score below which the next drafts of a large batch end."""
+    LARGE_BATCH, MIN_SCORE = 256, 0.5
+    """From so many requests on, drafts end below this share of the lowest chosen score: it bounds the time to draft."""
 
     def __init__(
         self,
         k: int,
         logger: logging.Logger,
         clock: Callable[[], float] = time.perf_counter,
+        graph_sizes: Iterable[int] = (),
     ) -> None:
         super().__init__(logger)
         self.k = k
         self.clock = clock
-        self.cost = StepCost(self.MEMORY)
-        self.prompt_cost = PromptCost(self.MEMORY)
+        self.cost = StepCost(self.MEMORY, graph_sizes)
         self.calibration = Calibration()
-        self.explored = 0
-        self._proof = Proof()
-        self._plain_steps = PlainSteps(), PlainSteps()  # without prompts, with prompts
-        self._accepted = 0.0  # tokens of the chosen drafts that are expected to be accepted
-        self._rate = 0.0  # of the latest choice
-        self._trial: list[float] | None = None
-        self._credit = 0.0  # seconds that exploration may lose; less than 0 if it lost more
-        # of the explored step: its draft tokens and their thousands of context tokens beyond the chosen ones, and what
-        # the tokens that these gain are worth in seconds
-        self._probe: tuple[int, float, float] | None = None
-        self._ended: _Step | None = None
-        self._idle = self._skip = 0
-        self._plans = False
-        self._batch = 0
         self._start: float | None = None
-        self._longest = 0.0  # seconds of a step that was learned
-        self._after_long = False  # whether the latest step took MAX_SLOWDOWN times what was expected
+        self._rate, self._gain = 0.0, 1.0  # of the latest choice, and of the latest that paid
+        self._surprise = 0.0  # mean residual of steps with drafts
+        self._checks = self._tries = False  # whether the step that runs is to show what none, or what some, cost
+        self._plain_interval, self._trial_interval = self.PLAIN_INTERVALS[0], self.TRIAL_INTERVALS[0]
+        self._since_plain = self._since_drafts = 0
+        self._idle = self._skip = self._batch = 0
+        self._plans = False
         self._prompt_tokens = deque([0], maxlen=self.PROMPT_WINDOW)
         self._reading = False  # a prompt is still being read
-        self._num_steps = 0
-        # the next step: its slots, -1 for a closed one; draft tokens; thousands of context tokens; scores, if it has
-        # drafts
+        self._decodes = np.zeros(0, np.bool_)  # whether each request of the last step has read its prompt
+        # the next step: its slots, -1 for a closed one; whether each decodes; draft tokens; thousands of context
+        # tokens; scores, if it has drafts
         self._slots, self._drafted, self._contexts = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0)
+        self._decoding = np.zeros(0, np.bool_)
         self._scores: npt.NDArray[np.float32] | None = None
 
     def forget(self, slot: int) -> None:
         self._slots[self._slots == slot] = -1
 
     def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
-        self.learn()
         now = self.clock()
         seconds = now - self._start if self._start is not None else 0.0
         self._start = now
         num_gained = np.ascontiguousarray(gained, np.int32)
-        self._reading = not num_gained.all()
         counts = np.zeros((2, Calibration.NUM_BINS))
         known, drafted, context, draft_context = observe_drafts(
             slots, num_gained, self._slots, self._drafted, self._contexts, counts, self._scores
         )
-        probe, self._probe = self._probe, None
-        run = min(drafted, max(0, num_tokens - len(slots)))
+        self.calibration.observe(counts)
+        decoding = int(np.count_nonzero(self._decoding & (self._slots >= 0)))
+        run = min(drafted, max(0, num_tokens - decoding))
         if run < int(self._drafted.sum()):  # a request is gone, or an engine that plans ahead has left drafts out
-            draft_context, drafted, probe = draft_context * run / max(drafted, 1), run, None
-        prompt_tokens = max(0, num_tokens - len(slots) - drafted)
+            draft_context, drafted = draft_context * run / max(drafted, 1), run
+        prompt_tokens = max(0, num_tokens - decoding - drafted)
         self._prompt_tokens.append(prompt_tokens)
-        if seconds <= 0 or not known:
-            return
-        reads = prompt_tokens > 0 or known < len(slots)
-        measured = self._accepted, context, draft_context, seconds, counts, probe
-        step = _Step(len(slots), reads, num_tokens, drafted, *measured)
-        cost = self._cost_of(step)
-        expected = step.expected(cost) if cost.fitted else self._longest
-        after_long, self._after_long = self._after_long, 0 < expected * self.MAX_SLOWDOWN < seconds
-        if self._after_long and not after_long:
-            self.calibration.observe(counts)
-            return
-        self._ended, self._longest = step, max(seconds, self._longest)
+        self._decodes = num_gained > 0
+        self._reading = not self._decodes.all()
+        if seconds > 0 and known:
+            residual = self.cost.learn(num_tokens, drafted > 0, prompt_tokens > 0, context, draft_context, seconds)
+            self._judge(drafted > 0, residual)
 
-    def learn(self) -> None:
-        step, self._ended = self._ended, None
-        if step is None:
-            return
-        self.calibration.observe(step.counts)
-        plain = min(step.seconds, self._plain_seconds(step.batch, step.context))
-        self._credit = min(self._credit + self.EXPLORATION_SHARE * plain, self.MAX_CREDIT * plain)
-        self._prove(step)
-        self._settle_probe(step)
-        cost = self._cost_of(step)
-        if cost is self.cost and self._trial is not None and cost.covers(step.rows):
-            self._try(step.seconds / step.expected(cost))
-            return
-        fitted = self.cost.fitted
-        cost.learn(step.rows, step.context, step.draft_context, step.seconds)
-        if self.cost.fitted and not fitted:
-            self._credit = self.INITIAL_CREDIT * min(step.seconds, self._plain_seconds(step.batch, step.context))
-
-    def _plain_seconds(self, batch: int, context: float) -> float:
-        """What a step of these requests takes that has no drafts and reads no prompt; infinite while that is
-        unknown."""
-        cost = self._cost_without_prompts()
-        return cost.seconds(batch, context, 0.0) if cost.fitted else math.inf
-
-    def _cost_of(self, step: _Step) -> StepCost:
-        return self.prompt_cost if step.reads else self.cost
-
-    def _cost_without_prompts(self) -> StepCost:
-        return self.cost if self.cost.fitted else self.prompt_cost
-
-    def _next_cost(self) -> StepCost:
-        """The cost of the next step, which is expected to read prompts if the latest did."""
-        return self.prompt_cost if self._reading or self._prompt_tokens[-1] else self.cost
-
-    def _prove(self, step: _Step) -> None:
-        """Compare a step that had drafts with plain steps, and keep one that had none for that.
-
-        Accepted tokens count as often as is expected of them, since few requests gain now many, now none.
-        """
-        cost, plain_steps = self._cost_of(step), self._plain_steps[step.reads]
-        if not step.drafted:
-            plain_steps.add(cost, step.rows, step.context, step.seconds)
-            return
-        plain = plain_steps.seconds(cost, step.rows - step.drafted, step.context, self._proof.proven)
-        if plain:
-            # in a step that reads prompts a token is worth what it takes in a step without
-            price = (min(plain, self._plain_seconds(step.batch, step.context)) if step.reads else plain) / step.batch
-            self._proof.add((plain + step.accepted * price - step.seconds) / plain, self._num_steps)
-
-    def _settle_probe(self, step: _Step) -> None:
-        """If the step explored, take what it lost from the credit."""
-        cost = self._cost_of(step)
-        if step.probe is None or not cost.fitted:
-            return
-        more, more_context, worth = step.probe
-        chosen = cost.seconds(step.rows - more, step.context, step.draft_context - more_context)
-        self._credit -= min(max(0.0, step.seconds - chosen - worth), self.MAX_CREDIT * chosen)  # not what a pause takes
+    def _judge(self, drafts: bool, residual: float) -> None:
+        """Choose the intervals, by whether a step that had drafts, or none, was faster than believed."""
+        if drafts and self._tries:
+            low, high = self.TRIAL_INTERVALS
+            faster = residual < -MAX_RESIDUAL / 2
+            next_interval = min(max(2 * self._trial_interval, low), high)
+            self._trial_interval = self.PLAIN_INTERVALS[0] if faster else next_interval
+        if drafts:
+            surprise = min(max(residual, -MAX_SLOWDOWN), MAX_SLOWDOWN)
+            self._surprise += self.SURPRISE_SHARE * (surprise - self._surprise)
+        elif self._checks:
+            low, high = self.PLAIN_INTERVALS
+            faster = self._surprise - residual > 0.5 * math.log(self._gain)
+            self._plain_interval = low if faster else min(2 * self._plain_interval, high)
+            self._checks = False
+        if self.cost.changed:
+            self._plain_interval = self.PLAIN_INTERVALS[0]
+        self._tries = False
+        self._since_plain = self._since_plain + 1 if drafts else 0
+        self._since_drafts = 0 if drafts else self._since_drafts + 1
 
     def may_be_on(self, running: int) -> bool:
         """Always: the decision depends on this process's clock."""
@@ -342,8 +264,11 @@ class AutoSwitch(Switch):
         if running < self._batch:
             self._idle = self._skip = 0
         self._batch = running
-        waits = not self.cost.fitted and self._num_steps < self.MEMORY
-        if waits or not self._next_cost().fitted:
+        waits = self.cost.without_prompts < FIRST_STEPS and self.cost.steps < self.MAX_WAIT
+        if waits or not self.cost.fitted:
+            return False
+        if self._since_plain >= self._plain_interval:
+            self._checks = True
             return False
         if self._skip:
             self._skip -= 1
@@ -361,14 +286,14 @@ class AutoSwitch(Switch):
     ) -> Int32:
         thousands = np.asarray(contexts)[: len(slots)] / 1000
         chosen = np.zeros(len(slots), np.int32)
-        if lengths.any():
-            chosen = self._choose(thousands, lengths, scores, uniform)
+        live = self._decodes if len(self._decodes) == len(slots) else slots >= 0
+        if lengths[live].any():
+            chosen[live] = self._choose(thousands[live], lengths[live], scores[live], uniform)
             pays = bool(chosen.any())
             self._idle = 0 if pays else min(2 * self._idle + 1, self.MAX_IDLE_STEPS)
             self._skip = self._idle
             self._plans = pays or self._plans and self._idle == 1
             if not planned:
-                self._probe = None
                 chosen[:] = 0
         self._record(slots, thousands, chosen)
         self.min_score = 0.0
@@ -382,128 +307,49 @@ class AutoSwitch(Switch):
         self._record(slots, np.asarray(contexts)[: len(slots)] / 1000, np.zeros(len(slots), np.int32))
 
     def _record(self, slots: Int32, contexts: Float64, drafted: Int32) -> None:
-        self._num_steps += 1
         self._slots, self._drafted, self._contexts, self._scores = slots.copy(), drafted.copy(), contexts, None
+        self._decoding = self._decodes if len(self._decodes) == len(slots) else slots >= 0
         self.steps += 1
         self.steps_on += bool(drafted.any())
 
     def _choose(self, contexts: Float64, lengths: Int32, scores: Floats, uniform: bool) -> Int32:
-        """Draft lengths int32 [B], those that pay or those that explore; the arguments are those of `choose`."""
+        """Draft lengths int32 [B], those that pay or those of a trial; the arguments are those of `choose`."""
+        batch = len(contexts)
         worth = self.calibration.correct(scores)
-        with_prompts = self._cost_with_prompts()
-        width = self.k if uniform else 0
-        cost = self._cost_without_prompts()
-        choice = choose(worth, lengths, contexts, cost, width, with_prompts, self._rate, self._num_steps)
+        limit = math.inf if uniform else self.MAX_GROWTH * max(self.cost.max_rows, batch)
+        likely = [n for n in self._prompt_tokens if n or not self._reading]
+        reads = any(likely)
+
+        def best(share: float) -> Choice:
+            cost = NextCost(self.cost, limit, share=share)
+            with_prompts = NextCost(self.cost, limit, likely, share) if reads else None
+            width = self.k if uniform else 0
+            return choose(worth, lengths, contexts, cost, width, with_prompts, self._rate, self.steps)
+
+        choice = best(1.0)
         self._rate = choice.rate
-        pays = choice.gain >= self.MIN_GAIN and not self._proof.pauses(self._num_steps)
-        if self._set(bool(pays)):
-            self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", len(contexts))
-        chosen = choice.lengths if pays else np.zeros(len(contexts), np.int32)
-        self._accepted = choice.accepted if pays else 0.0
-        if self._credit < 0:
-            return chosen
-        return self._explore(chosen, worth, lengths, contexts, with_prompts or cost, uniform)
-
-    def _cost_with_prompts(self) -> Expected | None:
-        """What the next step costs with the prompts that it is expected to read; None: it is expected to read none."""
-        if not any(self._prompt_tokens) or not self.prompt_cost.fitted:
-            return None
-        prompt_tokens = [n for n in self._prompt_tokens if n or not self._reading]
-        return Expected(self._cost_without_prompts(), self.prompt_cost, prompt_tokens)
-
-    def _explore(
-        self,
-        chosen: Int32,
-        worth: Float64,
-        lengths: Int32,
-        contexts: Float64,
-        step_cost: StepCost | Expected,
-        uniform: bool,
-    ) -> Int32:
-        """Drafts of a size whose cost is unknown or outdated, int32 [B], if that loses no more than the credit in
-        comparison with the chosen drafts; otherwise these.
-
-        Args:
-            worth: [B, k], corrected scores.
-            step_cost: expected cost of the step.
-        """
-        batch, total = len(contexts), int(chosen.sum())
-        sizes = self._unsettled(total, lengths, batch, uniform)
-        if not sizes:
-            return chosen
-
-        def seconds(drafts: Int32) -> float:
-            """What the step costs with these drafts, but for the contexts that it reads in any case."""
-            rows = batch + int(drafts.sum())
-            draft_seconds = step_cost.draft_context * float(drafts @ contexts) + step_cost.verify * (rows > batch)
-            return step_cost.size_cost(rows) + draft_seconds
-
-        live = np.arange(self.k) < lengths[:, None]
-        owner, worth = np.nonzero(live)[0], worth[live]
-        best = np.argsort(-worth, kind="stable")
-        accepted = np.concatenate([[0.0], np.cumsum(worth[best])])  # by the best drafts of each size
-        chosen_seconds = seconds(chosen)
-        for size in sizes:
-            if uniform:
-                drafts = np.full(batch, size // batch, np.int32)
-            else:
-                drafts = np.bincount(owner[best[:size]], minlength=batch).astype(np.int32)
-                if 0 < accepted[size] < (self.MIN_GAIN - 1) * batch:
-                    continue  # it would not pay even if it cost nothing
-            tokens = float(accepted[min(size, len(worth))])
-            gained = (tokens - self._accepted) / self._rate
-            if seconds(drafts) - chosen_seconds - gained <= self._credit:
-                more = drafts - chosen
-                self._probe = int(more.sum()), float(more @ contexts), gained
-                self._accepted = tokens
-                self.explored += 1
-                return drafts
-        return chosen
-
-    def _unsettled(self, total: int, lengths: Int32, batch: int, uniform: bool) -> list[int]:
-        """Numbers of drafts other than `total` whose cost is not settled, the least known one first."""
-        cost = self._next_cost()
-        base = batch
-        if cost is self.prompt_cost:
-            base += next((n for n in reversed(self._prompt_tokens) if n), 0)
-        if uniform:
-            sizes = {0, batch * self.k}
-        else:
-            most = int(lengths.sum())
-            larger = total
-            while larger < most and not cost.unsettled(base + larger, larger > 0):
-                larger = cost.next_size(base + larger) - base
-            sizes = {min(most, cost.next_size(base + n) - base) for n in (most - 1, most // 2, most // 4)}
-            sizes |= {0, min(most, larger)}
-        found = [n for n in sizes if n >= 0 and n != total and cost.unsettled(base + n, n > 0)]
-        return sorted(found, key=lambda n: (cost.known(base + n, n > 0), n))
-
-    def take_over(self, state: dict[str, Any]) -> None:
-        """Begin with what another process learned, perhaps on another machine.
-
-        Costs that the first steps contradict are dropped. Raises ValueError if `state` is no record.
-        """
-        self.restore(state)
-        self._trial = []
-
-    def _try(self, ratio: float) -> None:
-        """Compare a step with the costs of another process, which are kept or dropped in the end."""
-        assert self._trial is not None
-        self._trial.append(ratio)
-        if len(self._trial) == self.TRIAL_STEPS:
-            median = sorted(self._trial)[self.TRIAL_STEPS // 2]
-            self._trial = None
-            if not 1 / self.MAX_TRIAL_RATIO < median < self.MAX_TRIAL_RATIO:
-                self.logger.info("steps take %.2f times what was saved: learning their costs anew", median)
-                self.cost = StepCost(self.MEMORY)
+        pays = choice.gain >= self.MIN_GAIN
+        if pays:
+            self._gain = choice.gain
+            seen = min(self.cost.with_drafts, self.cost.without_prompts)
+            is_cold = reads and seen < FIRST_STEPS and self.cost.steps < self.COLD_STEPS
+            pays = not is_cold or self._since_drafts >= self.COLD_INTERVAL - 1
+        elif self._since_drafts >= self._trial_interval:
+            choice = best(self.TRIAL_SHARE)
+            self._tries = choice.gain >= self.MIN_GAIN
+        if self._set(pays):
+            self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", batch)
+        return choice.lengths if pays or self._tries else np.zeros(batch, np.int32)
 
     def state(self) -> dict[str, Any]:
         return {"cost": self.cost.state(), "calibration": self.calibration.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned; raises ValueError for anything else."""
         try:
-            self.cost.restore(state["cost"])
+            if "samples" in state["cost"]:
+                self.logger.info("the costs of steps were saved by an earlier version of sam_core: learning them anew")
+            else:
+                self.cost.restore(state["cost"])
             self.calibration.restore(state["calibration"])
         except (KeyError, TypeError, OverflowError):
             raise ValueError("this is no record of a switch") from None

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sam_core.options import DEFAULT_K, VERIFY, Options, check_choice
@@ -88,8 +88,15 @@ def proposer_settings(vllm_config: Any, tp_group: Any) -> dict[str, Any]:
         "tokenizer": model.tokenizer,
         "drafting": tp_group.is_first_rank,
         "rank": getattr(parallel, rank),
+        "graph_sizes": graph_sizes(vllm_config),
         "logger": LOGGER,
     }
+
+
+def graph_sizes(vllm_config: Any) -> Sequence[int]:
+    """Rows of the graphs that an engine of this VllmConfig captures; none in eager mode."""
+    compilation = vllm_config.compilation_config
+    return () if vllm_config.model_config.enforce_eager else compilation.cudagraph_capture_sizes or ()
 
 
 def sampling_mode(vllm_config: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ import torch
 
 from sam_core.cost import StepCost
 from sam_core.engines.vllm.texts import Sampled
-from sam_core.proof import Proof
 
 MEMORY = 4096
 """Steps after which the weight of a step's cost has fallen by a factor of e."""
@@ -29,6 +28,12 @@ WINDOW = 5
 """Number of latest plain steps with a similar number of requests whose median is used."""
 GAIN_MEMORY = 16
 """Steps with drafts over which the gain is averaged to choose the interval."""
+MAX_LOSS, MAX_GAIN = 1.0, 2.0
+"""Plain steps that drafts may lose before drafting pauses, and those that they may lose again of what they gained."""
+MAX_STEP = 0.5
+"""The most that one step counts: a device may be slow for a moment."""
+PAUSES = 16, 256
+"""Steps of the first pause and of the longest."""
 
 
 class _Step:
@@ -76,6 +81,29 @@ class PlainTimes:
         return statistics.median(self._seconds[nearest]) if nearest is not None else 0.0
 
 
+class Account:
+    """What drafts gained or lost in steps of about as many requests, in plain steps, and when they pause for that.
+
+    Each pause is twice as long as the one before, until drafts have gained MAX_GAIN.
+    """
+
+    def __init__(self) -> None:
+        self._gained, self._pause, self._until = 0.0, PAUSES[0], 0
+
+    def add(self, gain: float, step: int) -> None:
+        """A step with drafts has ended. `gain`: in plain steps; less than 0: a loss."""
+        self._gained = min(self._gained + min(max(gain, -MAX_STEP), MAX_STEP), MAX_GAIN)
+        if self._gained == MAX_GAIN:
+            self._pause = PAUSES[0]
+        elif self._gained <= -MAX_LOSS:
+            self._gained, self._until = 0.0, step + self._pause
+            self._pause = min(2 * self._pause, PAUSES[1])
+
+    def pauses(self, step: int) -> bool:
+        """Whether the step is to have no drafts."""
+        return step < self._until
+
+
 class Pauses:
     """Pauses drafting when steps with drafts yield less than plain ones would, and learns the cost of steps.
 
@@ -88,14 +116,18 @@ class Pauses:
     trials: increasing rows and seconds of the engine's profiling steps at its start, in which nothing is sampled.
     """
 
-    def __init__(self, new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)) -> None:
+    def __init__(
+        self,
+        new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True),
+        graph_sizes: Iterable[int] = (),
+    ) -> None:
         self.pause = False
-        self.cost = StepCost(MEMORY)
+        self.cost = StepCost(MEMORY, graph_sizes)
         self.trials: tuple[Sequence[int], Sequence[float]] = [1], [0.0]
         self._new_event = new_event
         self._events: list[Any] = []  # for reuse
         self._plain = PlainTimes()
-        self._proofs: dict[int, Proof] = {}
+        self._accounts: dict[int, Account] = {}
         self._gained = self._ratio = 1.0  # tokens per request and step with drafts; their rate relative to plain steps
         self._steps: deque[_Step] = deque()
         self._unread: deque[_Step] = deque()
@@ -117,7 +149,7 @@ class Pauses:
         self._number += 1
         self._learn()
         if joined and 2 * joined >= requests:  # a new batch with other texts
-            self._proofs.clear()
+            self._accounts.clear()
             self._age = 0
         number, (least, most) = self._number, PLAIN_INTERVALS
         if number >= self._next_plain + PLAIN_STEPS:
@@ -125,12 +157,12 @@ class Pauses:
             self._next_plain = number + round(min(max(cost / PLAIN_SHARE, least), most))
         elif not self._plain.knows(requests) and number >= self._last_plain + least:
             self._next_plain = min(self._next_plain, number)
-        self.pause = number >= self._next_plain or self._proof(requests).pauses(number)
+        self.pause = number >= self._next_plain or self._account(requests).pauses(number)
         if self.pause:
             self._last_plain = number
 
-    def _proof(self, requests: int) -> Proof:
-        return self._proofs.setdefault(requests.bit_length(), Proof(pauses_once_proven=Proof.PAUSES))
+    def _account(self, requests: int) -> Account:
+        return self._accounts.setdefault(requests.bit_length(), Account())
 
     def launched(self, input_batch: Any) -> None:
         """Record that the model of a step is about to be launched."""
@@ -162,13 +194,13 @@ class Pauses:
     def _judge(self, step: _Step, following: _Step, seconds: float) -> None:
         assert step.sampled is not None
         verified, gained = sum(step.sampled.verified), sum(map(len, step.sampled.tokens))
-        self.cost.learn(step.rows, step.context, verified * step.context / step.requests, seconds)
+        self.cost.learn(step.rows, verified > 0, False, step.context, verified * step.context / step.requests, seconds)
         if step.plain:
             if following.plain:  # otherwise drafts were made at its end
                 self._plain.add(step.requests, seconds)
         elif step.counts and (plain := self._plain.seconds(step.requests)):
             each = gained / step.requests
-            self._proof(step.requests).add(each - seconds / plain, self._number)
+            self._account(step.requests).add(each - seconds / plain, self._number)
             self._gained += (each - self._gained) / GAIN_MEMORY
             self._ratio += (each * plain / seconds - self._ratio) / GAIN_MEMORY
 
@@ -188,7 +220,7 @@ class Pauses:
         seen = np.minimum(sizes, cost.max_rows)
         more = np.interp(sizes, *self.trials) - np.interp(seen, *self.trials)
         seconds = cost.rows_cost(seen) + more + cost.context * context
-        drafts = [max(size - requests, 0) for size in sizes]
+        drafts = np.maximum(seen - requests, 0)
         return [
             (size, 1000 * (float(f) + cost.draft_context * n * context / requests + cost.verify))
             for size, f, n in zip(sizes, seconds, drafts, strict=True)

@@ -199,7 +199,7 @@ class Speculator:
         self._salted: set[str] = set()
         proposer.group_of, proposer.is_isolated = self.groups.__getitem__, self._salted.__contains__
         self._renew_noise = proposer.options.repeats_noise
-        self.pauses = Pauses() if adaptive and proposer.drafting else None
+        self.pauses = Pauses(graph_sizes=proposer.graph_sizes) if adaptive and proposer.drafting else None
         if not proposer.drafting:
             return
         sources, size = proposer.options.sources, table_size(max_num_reqs, max_model_len, proposer.options.memory_bytes)
