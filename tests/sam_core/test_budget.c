@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls the functions of budget.h with arrays that are as large as they must be, so that the sanitizers see what is read or
+// Calls the functions of budget.h and cost.h with arrays that are as large as they must be, so that the sanitizers see what is read or
 // written beyond them. test_budget.py checks the results.
 
 #include "budget.h"
+#include "cost.h"
 
 #include "check.h"
 
@@ -50,8 +51,30 @@ static void call_all(size_t rows, size_t width) {
         free(arrays[i]);
 }
 
+static void learn(size_t count) {
+    cost_model *model = array(1, sizeof *model);
+    int64_t *rows = array(count, sizeof *rows);
+    int32_t *more = array(count, sizeof *more), *padded = array(count, sizeof *padded);
+    double *seconds = array(count, sizeof *seconds);
+    for (size_t i = 0; i < count; i++) {
+        rows[i] = 1 + draw(draw(4) ? 100 : 1u << 30), more[i] = (int32_t)draw(3),
+        padded[i] = (int32_t)(i + 8) / 8 * 8;
+        cost_step step = {rows[i], draw(2), draw(2), draw(9), draw(9)};
+        cost_learn(model, &step, 1e-3 * (1 + draw(100)), 0.9, draw(2), 1e-2, 4);
+        CHECK(cost_seconds(model, &step) >= 0);
+    }
+    cost_rows(model->weights, rows, count, more, count, padded, count, seconds);
+    for (size_t i = 0; i < count; i++)
+        CHECK(seconds[i] >= 0);
+    void *arrays[] = {model, rows, more, padded, seconds};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        free(arrays[i]);
+}
+
 int main(void) {
     for (int i = 0; i < 400; i++)
         call_all(draw(i % 8 ? 9 : 300) + 1, draw(8) + 1);
+    for (int i = 0; i < 40; i++)
+        learn(draw(60) + 1);
     return 0;
 }

@@ -23,13 +23,13 @@ CC = os.environ.get("CC", "cc")
 WARNINGS = ["-std=c11", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 FILES = ["corpus.c", "persist.c"]
-POOL = sorted(path.name for path in CSRC.glob("*.c") if path.name not in ("module.c", "budget.c", "table.c", *FILES))
+POOL = sorted(path.name for path in CSRC.glob("*.c") if path.name not in ("module.c", "budget.c", "cost.c", "table.c", *FILES))
 # The C programs and fuzz targets with their sources. The targets include the files of FILES.
 PROGRAMS = {
     "test_pool": ["test_pool.c", *POOL, *FILES],
     "test_threads": ["test_threads.c", *POOL, *FILES],
     "test_index": ["test_index.c", "memory.c", "sam.c"],
-    "test_budget": ["test_budget.c", "budget.c"],
+    "test_budget": ["test_budget.c", "budget.c", "cost.c"],
     "test_table": ["test_table.c", "table.c"],
 }
 TARGETS = {target: [f"fuzz/{target}.c", *POOL] for target in ("fuzz_pool", "fuzz_files")}

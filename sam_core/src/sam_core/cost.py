@@ -174,7 +174,7 @@ class NextCost:
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """Seconds, for an array of whole numbers of which the first is that of a step without drafts."""
         rows = np.asarray(rows)
-        seconds = self._cost.rows_cost(rows, self._prompt_tokens)
-        seconds = seconds[0] + self._share * (seconds - seconds[0])
+        all_seconds = self._cost.rows_cost(rows, self._prompt_tokens)
+        seconds: Float64 = all_seconds[0] + self._share * (all_seconds - all_seconds[0])
         seconds[1:][rows[1:] > self._limit] = math.inf
         return seconds
