@@ -23,7 +23,9 @@ CC = os.environ.get("CC", "cc")
 WARNINGS = ["-std=c11", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 FILES = ["corpus.c", "persist.c"]
-POOL = sorted(path.name for path in CSRC.glob("*.c") if path.name not in ("module.c", "budget.c", "cost.c", "table.c", *FILES))
+POOL = sorted(
+    path.name for path in CSRC.glob("*.c") if path.name not in ("module.c", "budget.c", "cost.c", "table.c", *FILES)
+)
 # The C programs and fuzz targets with their sources. The targets include the files of FILES.
 PROGRAMS = {
     "test_pool": ["test_pool.c", *POOL, *FILES],
