@@ -34,8 +34,12 @@ DASHBOARD = launch.ROOT / "ansible/roles/monitoring/files/dashboard.json"
 
 
 def train_until_killed(folder, *overrides):
-    """Start a run and kill it, Ray's processes included, when its second step has engine rows, behind its rollout."""
-    launcher = subprocess.Popen([SCRIPT, *overrides, "--run-dir", folder], stdout=subprocess.DEVNULL)
+    """Start a run and kill it, Ray's processes included, when its second step has engine rows, behind its rollout.
+
+    The run is nicer than this process, which must look at it in time on a busy host.
+    """
+    command = ["nice", SCRIPT, *overrides, "--run-dir", folder]
+    launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     steps = folder / "steps.jsonl"
     first = None
     while first is None or rollout_tokens(folder) == first["data"]["rollout/spec/tokens"]:
