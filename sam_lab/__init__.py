@@ -7,7 +7,7 @@ cli, figures, workers       shared by the commands
 recordings                  recorded answers; `data` has small ones; `export` writes them
 replay                      score a drafter on recorded answers; `replay_command` is the command
 drafters, automaton         drafters: sam_core's pool, the article's automaton in Python
-engine_replay               recorded answers drive the patched engine
+engine_replay               recorded answers drive the real engine
 plan                        predict a recipe's rollout; `article` fits it to the article's figures
 bench                       time, memory and acceptance compared with other drafters
 evidence                    every way to speculate on recorded answers, by the clocks of several devices

@@ -12,7 +12,7 @@ COMMANDS = {
     "plan-article": ("sam_lab.plan.article", "fit the planner to the article's figures, predict other published runs"),
     "evidence": ("sam_lab.evidence.command", "compare every way to speculate on shipped answers, by several clocks"),
     "replay": ("sam_lab.replay_command", "score sam_core's drafting rules on recorded answers"),
-    "engine-replay": ("sam_lab.engine_replay.command", "let recorded answers drive the patched engine"),
+    "engine-replay": ("sam_lab.engine_replay.command", "let recorded answers drive the real engine"),
     "export": ("sam_lab.export", "write a recording from rollout dumps or a run's folder"),
     "rebuild": ("sam_lab.evidence.rebuild", "rebuild the full recordings of the shipped answers from their sources"),
     "papers": ("sam_lab.papers.command", "measure the claims of SuffixDecoding, REST and GSD on recorded answers"),

@@ -45,10 +45,10 @@ class SamDrafter:
         self.pool.step(arrays["slots"], *packed(rows), 0, arrays["out"], arrays["lengths"])
 
     def draft(self, requests: Sequence[int], k: int, *names: str) -> list[npt.NDArray[Any]]:
-        """Draft at most k tokens, or nodes where "parents" is named, for each of B requests.
+        """Draft at most k tokens, or tree nodes if "parents" is in `names`, for each of B requests.
 
-        Returns tokens int32 [B, k], lengths int32 [B], and those of `Pool.step`'s arrays [B, k] that are named: scores,
-        parents. The next draft of this size overwrites them.
+        Returns tokens int32 [B, k], lengths int32 [B], and the arrays [B, k] of `Pool.step` in `names`, which may be
+        "scores" and "parents". The next draft of this size overwrites all of them.
         """
         arrays = self._arrays_of(requests, k)
         return self._step(arrays, arrays["nothing"], arrays["zeros"], k, names)

@@ -178,7 +178,8 @@ def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The header of a file of results and its rows by the question's key.
 
-    Ignores an incomplete last line. Raises UserError if the file cannot be read or is not a file of results.
+    Ignores an incomplete last line and rows with another number of answers than the header's n. Raises UserError if the
+    file cannot be read or is not a file of results.
     """
     try:
         lines = path.read_bytes().split(b"\n")[:-1]

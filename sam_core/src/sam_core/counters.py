@@ -56,7 +56,7 @@ class Positions:
             self._tokens += np.bincount(bins, tokens, len(POSITIONS)).astype(np.int64)
 
     def counts(self) -> dict[str, int]:
-        """steps_from_<position> and tokens_from_<position> for each of POSITIONS."""
+        """The sums so far: steps_from_<position> and tokens_from_<position>, one pair for each bin of POSITIONS."""
         self._count()
         return {
             **{f"steps_from_{at}": n for at, n in zip(POSITIONS, self._steps.tolist(), strict=True)},

@@ -71,7 +71,7 @@ class Texts:
         return tokens
 
     def remove(self, req_id: str) -> int | None:
-        """Remove a request from the batch: the last row moves to its row, which is returned; None if it is unknown."""
+        """Remove a request from the batch and return its row, which the last row fills; None if it is unknown."""
         text = self.by_id.pop(req_id, None)
         if text is None:
             return None

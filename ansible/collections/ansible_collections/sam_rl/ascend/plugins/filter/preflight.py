@@ -129,7 +129,7 @@ def peers(hosts: list[str], hostvars: Mapping, port: int) -> list[dict[str, Any]
 
 
 def by_dies(problems: Iterable[Mapping]) -> list[str]:
-    """The sentences of errors or warnings of npu_info; dies with the same problem share one sentence."""
+    """The sentences of `problems`, errors or warnings of npu_info; dies with the same problem share one sentence."""
     dies: dict[str, list[int]] = {}
     for problem in problems:
         text = problem["sentence"]
