@@ -203,7 +203,9 @@ class Recipe(Section):
     profile: Literal["article", "recommended"] | None = Field(
         description="settings of the article's runs, or ours; null: the recipe has no profiles"
     )
-    pin_set: str = Field(description="pin set to run on, a folder of patches/; run_*.sh starts its environment")
+    pin_set: str = Field(
+        description="pin set to run on, a folder of patches/; run_*.sh starts its environment, or PYTHON"
+    )
     seed: int = Field(ge=0, description="seed of the data order, of the engine and of seeded sampling")
     steps: int = Field(ge=1, description="training steps; a finished run continues if this is raised")
     sam: Annotated[

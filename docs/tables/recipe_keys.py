@@ -19,7 +19,7 @@ BASE = Path(__file__).resolve().parents[2] / "llm_rl" / "qwen3" / "dapo.yaml"
 CHINESE = {
     "name": "配方的名称，也是运行目录的名称",
     "profile": "文章的设置，或我们的设置；null：该配方没有两套设置",
-    "pin_set": "使用的版本和补丁，即 patches/ 中的一个目录；run_*.sh 启动它的环境",
+    "pin_set": "使用的版本和补丁，即 patches/ 中的一个目录；run_*.sh 启动它的环境，或 PYTHON",
     "seed": "数据次序、引擎和按种子采样的种子",
     "steps": "训练步数；调大后，已完成的运行会继续",
     "sam": "投机解码：off 关闭；batch 在运行中的请求数不超过 sam_options.threshold 时进行；auto 每步以划算为准",

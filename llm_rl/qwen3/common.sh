@@ -18,6 +18,7 @@ fi
 python=${PYTHON:-$root/.venvs/$pin/bin/python}
 if [[ -d $python || ! -x $(command -v "$python") ]]; then
     remedy="run ci/setup-env $pin first"
+    [[ $pin != gpu ]] || remedy="install what docs/gpu.md names"
     echo "error: there is no program $python: ${PYTHON:+set PYTHON to an interpreter, or unset it and }$remedy" >&2
     exit 1
 fi

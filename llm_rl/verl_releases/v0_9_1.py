@@ -105,9 +105,14 @@ def entry_point(recipe: Recipe, verl: Path) -> EntryPoint:
 
 def _check_verl(verl: Path) -> None:
     """Raise ValueError unless the plugins will work with this verl."""
-    from sam_core.engines.verl import hooks
+    try:
+        from sam_core.engines.verl import hooks
 
-    from llm_rl import verl_plugin  # importing it requires verl
+        from llm_rl import verl_plugin  # importing it requires verl
+    except ImportError as e:
+        raise ValueError(
+            f"the installed sam_core does not fit these recipes ({e}): call `pip install ./sam_core .` in the checkout"
+        ) from None
 
     if hooks.is_patched(verl):
         raise ValueError(

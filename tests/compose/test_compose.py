@@ -269,6 +269,11 @@ def test_a_verl_that_the_plugins_do_not_fit_is_refused(verl_copy, file, old, new
 
 @pytest.mark.skipif(DAPO_IN_CHECKOUT, reason="this verl has patches and no plugins")
 def test_plugins_that_verl_would_not_load_are_said(monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "sam_core.engines.verl.hooks", None)  # an older sam_core has no such module
+        patch.delattr("sam_core.engines.verl.hooks")
+        assert dry_run("dapo_qwen3_tiny_cpu") == 1
+        assert "the installed sam_core does not fit these recipes (" in capsys.readouterr().err
     for value, code in (("auto", 0), ("sam, sam_rl,own", 0), ("none", 1), ("sam", 1)):
         monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", value)
         assert dry_run("dapo_qwen3_tiny_cpu") == code
