@@ -33,7 +33,7 @@ INVENTORY = ROOT / "ansible" / "inventories" / "bed" / "group_vars" / "npu_hosts
 PIN_SET = re.search(r"^pin_set: (.+)$", INVENTORY.read_text(), re.MULTILINE).group(1)
 LOCK = ROOT / "patches" / PIN_SET / "requirements.lock"
 # Ray as `ray start` needs it with its dashboard, numpy for sam_core, setuptools to install llm_rl; then, without what
-# it requires, verl: the one patched module that is plain Python.
+# it requires, verl, whose release the playbooks look at.
 WANTED = "ray[default]\nnumpy\nsetuptools\n"
 ALONE = "verl"
 

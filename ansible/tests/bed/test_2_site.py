@@ -11,10 +11,8 @@ import socket
 import tarfile
 import threading
 import time
-import tomllib
 import urllib.parse
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from conftest import SECRET, TIMES, note
@@ -23,7 +21,7 @@ from plays import LOGS, ROOT, Result, Site
 from prepare import PIN_SET
 
 RUNS = "srv/sam-rl/runs"
-ENVIRONMENTS, VERL = "opt/sam-rl/environments", "venv/lib/python3.11/site-packages/verl"
+ENVIRONMENTS = "opt/sam-rl/environments"
 PACKAGING = (
     r"/var/lib/dpkg/|/var/backups/|/usr/share/python3/debpython/__pycache__/|"
     r"/etc/(ld\.so\.cache$|(passwd|group|g?shadow)-?$|\.pwd\.lock$|lighttpd/conf-enabled/90-javascript-alias\.conf$|"
@@ -149,22 +147,6 @@ def test_the_commands_of_the_page_train_with_sam_and_without(bed: Bed, site: Sit
     assert all(line["drafted"] for line in with_sam) and not any(line["drafted"] for line in without)
 
 
-def test_a_tree_that_is_not_the_recorded_one_stops_ray(bed: Bed, site: Site, converged: Result) -> None:
-    (file,) = bed.hosts[2].root.glob(f"{ENVIRONMENTS}/*/{VERL}/trainer/ppo/core_algos.py")
-    text = file.read_text()
-    pids = {host.name: host.run("systemctl", "show", "--property=MainPID", "sam-rl-ray") for host in bed.hosts}
-    patched = patched_file(site, file)
-    original = patched.read_text()
-    patched.write_text(original + "\n# changed by hand\n")
-    result = site.play("cluster").must_fail()
-    patched.write_text(original)
-    note("tree id does not match", "cluster", result)
-    sentence = rf"bed3: verl is .*modified.*, expected tree [0-9a-f]{{12}} of pin set {re.escape(PIN_SET)} .+"
-    assert re.fullmatch(sentence, result.sentence)
-    assert file.read_text() == text
-    assert pids == {host.name: host.run("systemctl", "show", "--property=MainPID", "sam-rl-ray") for host in bed.hosts}
-
-
 def test_an_idle_ray_outlives_the_cleaner_of_old_files(bed: Bed, site: Site, converged: Result) -> None:
     """And a Ray that lets no job start is not taken for a good one."""
     head = bed.hosts[0]
@@ -178,13 +160,6 @@ def test_an_idle_ray_outlives_the_cleaner_of_old_files(bed: Bed, site: Site, con
     away.rename(sockets)
     note("Ray without its sockets", "cluster", result)
     assert result.sentence.startswith("Ray's head lets no job start: ")
-
-
-def patched_file(site: Site, near: Path) -> Path:
-    """A file of verl in the same environment as `near` that the patches change."""
-    pins = tomllib.loads((site.repository / "patches" / PIN_SET / "pins.toml").read_text())
-    name = min(pins["module"]["verl"]["recorded"]["blobs"])
-    return near.parents[3] / name
 
 
 def test_an_image_that_differs_stops_ray(bed: Bed, site: Site, converged: Result) -> None:
@@ -214,8 +189,8 @@ def test_a_low_bandwidth_stops_the_start_of_ray(bed: Bed, site: Site, converged:
     result = site.play("cluster", npu_preflight_all_reduce_gb_s=100).must_fail()
     note("low bandwidth", "cluster", result)
     assert re.match("the all-reduce over 48 dies reaches 90.0 GB/s, expected at least 100 ", result.sentence)
-    states = [host.run("systemctl", "is-active", "sam-rl-ray", check=False).strip() for host in bed.hosts]
-    assert states == ["inactive"] * 3
+    states = {host.run("systemctl", "is-active", "sam-rl-ray", check=False).strip() for host in bed.hosts}
+    assert states <= {"inactive", "failed"}
     site.play("cluster").must_pass()
 
 
@@ -503,14 +478,6 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     enter = (head.root / "opt/sam-rl/bin/in-env").read_text()
     assert f"PIN={other.name}" in enter
 
-    patched = patched_file(site, next(bed.hosts[1].root.glob(f"{ENVIRONMENTS}/{new}/{VERL}/trainer/ppo/core_algos.py")))
-    original = patched.read_text()
-    patched.write_text(original + "\n# changed by hand\n")
-    result = site.play("upgrade").must_fail()
-    patched.write_text(original)
-    note("environment to go back to is damaged", "upgrade", result)
-    assert re.match(rf"bed2: verl is .*modified.*, expected tree .+ of pin set {re.escape(PIN_SET)} ", result.sentence)
-    assert environments(bed) == used and head.run("systemctl", "is-active", "sam-rl-ray").strip() == "active"
     result = site.play("upgrade").must_pass()
     TIMES.append(("upgrade.yml back to the former pin set", result.seconds))
     assert not [task for _, task in result.changed if task.startswith("Install the req")]
