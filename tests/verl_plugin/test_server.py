@@ -2,9 +2,11 @@
 """verl's server of an engine, in this process without Ray: weights, requests, interruptions, counters."""
 
 import asyncio
+import os
 import threading
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from conftest import INSTALLED, TINY, overrides, tiny
@@ -82,12 +84,13 @@ def servers(history):
     """With method sam, and without it to be compared."""
     sam = {"verify": "seeded", "history": str(history)}
     kinds = ({"speculative_config": {"method": "sam", "sam": sam}}, {"additional_config": {"sam_verify": "seeded"}})
-    servers = [Server(kind) for kind in kinds]
-    for server in servers:
-        server.call(server.update())
-    yield servers
-    for server in servers:
-        server.stop()
+    with mock.patch.dict(os.environ):  # in which verl names the server's devices
+        servers = [Server(kind) for kind in kinds]
+        for server in servers:
+            server.call(server.update())
+        yield servers
+        for server in servers:
+            server.stop()
 
 
 def test_answers_are_those_without_sam_and_drafts_are_accepted(servers, history):
