@@ -216,7 +216,7 @@ def test_another_pin_sets_environment_and_keys_are_refused(capsys):
         assert f", but pin set {other.name} needs {other.verl}: set PIN={other.name}" in capsys.readouterr().err
         for name, key in {"verl 0.6.1": old, "verl 0.9.1": new}.get(other.verl, {}).items():
             assert dry_run("dapo_qwen3_32b_32die", f"verl.{name}=1") == 1
-            sentence = f"error: verl.{name} is a key of {other.verl} (pin set {other.name}), not of {INSTALLED}"
+            sentence = f"error: verl.{name} is a key of {other.verl}, not of {INSTALLED}"
             assert capsys.readouterr().err == sentence + (f": use {key}\n" if key else "\n")
 
 

@@ -260,7 +260,7 @@ def test_auto_falls_back_to_a_schedule_by_batch_size(model, device, monkeypatch)
         (False, "ALWAYS", None, "does not support the attention backend FAKE"),
         (True, "ALWAYS", None, None),
         (True, "UNIFORM_BATCH", None, "needs graphs for drafts of any length, which the attention backend FAKE lacks"),
-        (True, "UNIFORM_BATCH", 3, "needs graphs of drafts of any length"),
+        (True, "UNIFORM_BATCH", 3, "needs graphs for drafts of any length"),
         (True, "UNIFORM_BATCH", 4, None),
     ],
 )
