@@ -82,8 +82,7 @@ class PinSet:
             key = other.keys.recipe_key(bare)
             if key or (self.keys.lacks(bare) and not other.keys.lacks(bare)):
                 raise UserError(
-                    f"verl.{name} is a key of {other.verl}, not of {self.verl}"
-                    + (f": use {key}" if key else "")
+                    f"verl.{name} is a key of {other.verl}, not of {self.verl}" + (f": use {key}" if key else "")
                 )
         if self.keys.lacks(bare):
             raise UserError(f"verl.{name} is not a key of {self.verl}")
