@@ -36,7 +36,10 @@ def check_rank_of_data_parallelism_names_the_history():
     with tempfile.TemporaryDirectory() as folder, group:
         config = types.SimpleNamespace(
             speculative_config=types.SimpleNamespace(num_speculative_tokens=3, sam={"history": folder}),
-            model_config=types.SimpleNamespace(max_model_len=32, get_vocab_size=lambda: 50, tokenizer=None),
+            model_config=types.SimpleNamespace(
+                max_model_len=32, get_vocab_size=lambda: 50, tokenizer=None, enforce_eager=True
+            ),
+            compilation_config=None,
             parallel_config=types.SimpleNamespace(data_parallel_rank=3, distributed_executor_backend="mp"),
             scheduler_config=types.SimpleNamespace(async_scheduling=False),
         )
