@@ -308,7 +308,7 @@ class AsyncServer:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self.log = StepLog()
-        self.log.path = "kept in memory"
+        self.log.path = os.devnull
         self.loop = asyncio.new_event_loop()
         self.requests, self.sent = 0, []
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real engine of the pinned vLLM, multi-process as users run it."""
 
+import os
+
 import pace
 from engine_checks import random_seed
 from sam_core.engines.vllm.step_log import StepLog
@@ -79,7 +81,7 @@ class Engine:
         waiting = list(enumerate(prompts))
         names, answers, finished, outputs = {}, {}, {}, 0
         with pace.kept_with(self.engine):
-            self.log.path = "kept in memory"
+            self.log.path = os.devnull
             self.log._rows, self.log.preemptions = [], 0
             while waiting or self.engine.has_unfinished_requests():
                 while waiting and (not stagger or outputs >= stagger * waiting[0][0] or not names):
@@ -120,7 +122,7 @@ class Engine:
 
         name, answer = f"session {self.requests}", []
         self.requests += 1
-        self.log.path, self.log._rows = "kept in memory", []
+        self.log.path, self.log._rows = os.devnull, []
         for turn, length in zip([*turns, []], [*max_tokens, 1], strict=True):  # as AsyncLLM ends a session
             params = SamplingParams(max_tokens=length, output_kind=RequestOutputKind.DELTA, **GREEDY)
             add_turn(self.engine, name, turn, params)
