@@ -34,32 +34,29 @@ DASHBOARD = launch.ROOT / "ansible/roles/monitoring/files/dashboard.json"
 
 
 def train_until_killed(folder, *overrides):
-    """Start a run and kill it, Ray's processes included, when its second step has engine rows, behind its rollout.
+    """Start a run and kill it, Ray's processes included, when its second step has answers.
 
-    The run is nicer than this process, which must look at it in time on a busy host.
+    The run is nicer than this process, which must look at it in time on a busy host. Its engine's log gets a row of the
+    second step, as an engine writes some of a long one.
     """
     command = ["nice", SCRIPT, *overrides, "--run-dir", folder]
     launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     steps = folder / "steps.jsonl"
-    first = None
-    while first is None or rollout_tokens(folder) == first["data"]["rollout/spec/tokens"]:
+    while not any("\n[2," in path.read_text() for path in folder.glob("answers-*.jsonl")):
         assert launcher.poll() is None
         time.sleep(0.02)
-        first = next(iter(launch.read_steps(steps)), None)
     others = psutil.Process(launcher.pid).children(recursive=True)
     for process in (launcher, *others):
         process.kill()
     psutil.wait_procs(others)
     assert launcher.wait() == -9
     assert len(launch.read_steps(steps)) == 1, "the second step was over too soon"
+    rows = folder / "engine-0.jsonl"
+    text = rows.read_text()
+    rows.write_text(text + text.splitlines(keepends=True)[-1])
     tracker = folder / "checkpoints" / "latest_checkpointed_iteration.txt"
     assert tracker.read_text() == "1"
     tracker.write_text("")  # as a kill within its writing leaves it
-
-
-def rollout_tokens(folder):
-    """Tokens in the whole rows of the engine's log."""
-    return sum(json.loads(line)[3] for line in (folder / "engine-0.jsonl").read_text().split("\n")[:-1])
 
 
 def scrape(folder, ended):
