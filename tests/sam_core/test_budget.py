@@ -115,6 +115,17 @@ def bins(scores):
     return np.minimum((np.asarray(scores, np.float32) * np.float32(BINS)).astype(int), BINS - 1)
 
 
+def test_a_noisy_machine_keeps_its_costs():
+    """Its costs stay in bounds, and another process can begin with them."""
+    draw, cost = np.random.default_rng(0), StepCost(300)
+    for _ in range(4000):
+        cost.learn(8, False, False, 1000.0, 0.0, 0.01 * float(np.exp(draw.normal(0, 0.7))))
+    assert 0.5 <= cost.speed <= 2 and 0.002 < float(cost.rows_cost([8])[0]) + 1000 * cost.context < 0.02
+    other = StepCost(300)
+    other.restore(json.loads(json.dumps(cost.state())))
+    assert other.rows_cost([8]) == cost.rows_cost([8])
+
+
 def test_costs_are_those_of_a_linear_machine():
     """It pads steps to captured sizes, and a few are slow by chance."""
     rng, cost = np.random.default_rng(0), StepCost(graph_sizes=range(8, 513, 8))

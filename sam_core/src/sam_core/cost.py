@@ -35,7 +35,7 @@ MEAN_SHARE = 0.02
 SWEEPS = 30, 4
 """Sweeps of the fit in the first MANY_STEPS steps and later: they bound its time."""
 MANY_STEPS = 20
-MAX_PLAUSIBLE = 1e15
+MAX_PLAUSIBLE = 1e30
 """Bound of restored numbers."""
 
 
@@ -56,8 +56,8 @@ class StepCost:
         graph_sizes: rows of the graphs that the engine has captured, to the next of which it pads a step.
 
     steps, with_drafts, without_prompts: learned so far, those that had drafts, and those that read no prompt. max_rows:
-    rows of the largest of the latter. speed: product of the factors by which costs were scaled. changed: whether the
-    last step showed a sudden change.
+    rows of the largest of the latter. speed: factor of all costs, close to 1. changed: whether the last step showed a
+    sudden change.
     """
 
     def __init__(self, memory: float = math.inf, graph_sizes: Iterable[int] = ()) -> None:
@@ -123,6 +123,17 @@ class StepCost:
             self.changed = True
         else:
             self.speed *= math.exp(SPEED_TRACKING * min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL))
+        if not 0.5 < self.speed < 2:
+            self._rescale()
+
+    def _rescale(self) -> None:
+        """Set the speed to 1 and scale the model instead: on a noisy machine the speed would grow without limit."""
+        gram, moments, weights = self._model[:NUM_FEATURES], self._model[NUM_FEATURES], self._weights
+        gram /= self.speed**2
+        moments /= self.speed
+        weights *= self.speed
+        self._mean *= self.speed
+        self.speed = 1.0
 
     def _pad(self, rows: int) -> int:
         return int(self._padded[rows]) if rows < len(self._padded) else rows
