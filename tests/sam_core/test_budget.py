@@ -118,9 +118,13 @@ def bins(scores):
 def test_a_noisy_machine_keeps_its_costs():
     """Its costs stay in bounds, and another process can begin with them."""
     draw, cost = np.random.default_rng(0), StepCost(300)
+    for _ in range(40):
+        cost.learn(24, True, False, 1000.0, 16.0, 0.02)
+    verify = cost.verify + float(cost.rows_cost([24])[0])
     for _ in range(4000):
         cost.learn(8, False, False, 1000.0, 0.0, 0.01 * float(np.exp(draw.normal(0, 0.7))))
     assert 0.5 <= cost.speed <= 2 and 0.002 < float(cost.rows_cost([8])[0]) + 1000 * cost.context < 0.02
+    assert cost.verify + float(cost.rows_cost([24])[0]) < 4 * verify, "drafts were not seen since"
     other = StepCost(300)
     other.restore(json.loads(json.dumps(cost.state())))
     assert other.rows_cost([8]) == cost.rows_cost([8])

@@ -70,6 +70,7 @@ class StepCost:
         self.max_rows, self.speed, self.changed = 1, 1.0, False
         self._mean = 0.0  # seconds of a step at a speed of 1
         self._residuals: deque[float] = deque(maxlen=SPEED_WINDOW)
+        self._bias = self._noise = 0.0  # mean of residuals, and of their absolute values
         self._was_slow = [False] * 4  # the last step of each kind
 
     @property
@@ -113,16 +114,24 @@ class StepCost:
         return residual
 
     def _follow(self, residual: float) -> None:
-        """Scale all costs by a share of the residual, or by the median of the latest if that is large."""
+        """Scale all costs by a share of the residual, or by the median of the latest if that is large.
+
+        Large means more than this machine's noise, which makes the mean residual positive: else the costs of steps that
+        are no longer seen would grow without limit.
+        """
+        limit = max(MAX_RESIDUAL, 2 * self._noise)
+        self._noise += MEAN_SHARE * (abs(residual) - self._noise)
+        share = min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL)
+        self._bias += MEAN_SHARE * (share - self._bias)
         self._residuals.append(residual)
         ordered = sorted(self._residuals)
-        if len(ordered) == SPEED_WINDOW and (ordered[1] > MAX_RESIDUAL or ordered[-2] < -MAX_RESIDUAL):
+        if len(ordered) == SPEED_WINDOW and (ordered[1] > limit or ordered[-2] < -limit):
             self._residuals.clear()
             self.speed *= math.exp(ordered[SPEED_WINDOW // 2])
             self._model[:-1] *= KEPT_AFTER_CHANGE
             self.changed = True
         else:
-            self.speed *= math.exp(SPEED_TRACKING * min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL))
+            self.speed *= math.exp(SPEED_TRACKING * (share - self._bias))
         if not 0.5 < self.speed < 2:
             self._rescale()
 
