@@ -85,7 +85,7 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
                 total("sam_steps"),
             )
     metrics = {f"rollout/spec/{name}": value for name, value in out.items()}
-    if out["drafted"]:
+    if out["drafts"] and out["drafted"]:
         metrics["rollout/spec_accept_rate"] = out["accepted"] / out["drafted"]
         metrics["rollout/spec_accept_length"] = 1 + out["accepted"] / out["drafts"]
     return metrics
