@@ -301,13 +301,13 @@ def one_step_off(module: ModuleType) -> None:
 
 
 def distributed(module: ModuleType) -> None:
-    """Of verl.utils.distributed, whose groups have PyTorch's timeout, half an hour: less than a checkpoint may take."""
+    """Change verl.utils.distributed, whose groups wait 30 minutes: a checkpoint may take longer."""
     if seconds := collective_timeout():
         module.torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
 
 
 def megatron(module: ModuleType) -> None:
-    """Of verl.workers.engine.megatron.transformer_impl: the groups that Megatron makes have a timeout of their own."""
+    """Change verl.workers.engine.megatron.transformer_impl: Megatron's groups have a timeout of their own."""
 
     def with_timeout(initialize: Callable[[Any], None]) -> Callable[[Any], None]:
         def _init_device_mesh(self: Any) -> None:

@@ -70,7 +70,7 @@ class StepCost:
         self.max_rows, self.speed, self.changed = 1, 1.0, False
         self._mean = 0.0  # seconds of a step at a speed of 1
         self._residuals: deque[float] = deque(maxlen=SPEED_WINDOW)
-        self._bias = self._noise = 0.0  # mean of residuals, and of their absolute values
+        self._bias = self._noise = 0.0  # mean of bounded residuals, and of the absolute values of all
         self._was_slow = [False] * 4  # the last step of each kind
 
     @property
@@ -121,8 +121,8 @@ class StepCost:
         """
         limit = max(MAX_RESIDUAL, 2 * self._noise)
         self._noise += MEAN_SHARE * (abs(residual) - self._noise)
-        share = min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL)
-        self._bias += MEAN_SHARE * (share - self._bias)
+        bounded = min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL)
+        self._bias += MEAN_SHARE * (bounded - self._bias)
         self._residuals.append(residual)
         ordered = sorted(self._residuals)
         if len(ordered) == SPEED_WINDOW and (ordered[1] > limit or ordered[-2] < -limit):
@@ -131,7 +131,7 @@ class StepCost:
             self._model[:-1] *= KEPT_AFTER_CHANGE
             self.changed = True
         else:
-            self.speed *= math.exp(SPEED_TRACKING * (share - self._bias))
+            self.speed *= math.exp(SPEED_TRACKING * (bounded - self._bias))
         if not 0.5 < self.speed < 2:
             self._rescale()
 
