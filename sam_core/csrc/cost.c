@@ -9,6 +9,9 @@
 static const double ridge[COST_ROWS] = {0.03, 2, 2, 2, 2};
 // Of a change of slope from octave to octave: it bounds what unseen sizes are believed to cost.
 static const double smooth = 0.05;
+// Errors count as shares of the expected seconds, which are unbiased: shares of the measured ones would make costs too low
+// on a noisy machine. This bounds the expected ones, as a multiple of the measured ones.
+static const double max_unit = 2.7;
 
 static void features_of(const cost_step *step, double x[COST_FEATURES]) {
     x[COST_ONE] = 1;
@@ -61,16 +64,23 @@ static void fit(cost_model *model, double mean, int sweeps) {
             }
 }
 
-void cost_learn(cost_model *model, const cost_step *step, double seconds, double keep, bool leave_out,
-                double mean, int sweeps) {
+void cost_learn(cost_model *model, const cost_step *step, double seconds, double factor, double keep,
+                bool leave_out, double mean, int sweeps) {
     double x[COST_FEATURES], more = leave_out ? 0 : 1;
     features_of(step, x);
+    for (int i = 0; i < COST_FEATURES; i++)
+        model->weights[i] *= factor;
+    double unit = dot(model->weights, x);
+    if (!(unit < seconds * max_unit))
+        unit = seconds * max_unit;
+    if (unit < seconds / max_unit)
+        unit = seconds / max_unit;
     for (int i = 0; i < COST_FEATURES; i++) {
-        double share = more * x[i] / seconds;
-        model->moments[i] = keep * model->moments[i] + share;
+        double share = more * x[i] / unit;
+        model->moments[i] = keep / factor * model->moments[i] + share * (seconds / unit);
         model->counts[i] = keep * model->counts[i] + (x[i] > 0 ? more : 0);
         for (int j = 0; j < COST_FEATURES; j++)
-            model->gram[i][j] = keep * model->gram[i][j] + share * x[j] / seconds;
+            model->gram[i][j] = keep / (factor * factor) * model->gram[i][j] + share * (x[j] / unit);
     }
     fit(model, mean, sweeps);
 }

@@ -18,8 +18,8 @@ enum { COST_OCTAVES = 14, COST_FEATURES = COST_ROWS + COST_OCTAVES };
 
 typedef struct {
     double gram[COST_FEATURES]
-               [COST_FEATURES];    // faded sums over steps of the features' products over seconds^2
-    double moments[COST_FEATURES]; // of each feature over seconds
+               [COST_FEATURES];    // faded sums over steps of the features' products, by the steps' weights
+    double moments[COST_FEATURES]; // of each feature times seconds, by the weights
     double counts[COST_FEATURES];  // of steps that have it
     double weights[COST_FEATURES]; // seconds of one
 } cost_model;
@@ -32,10 +32,11 @@ typedef struct {
 
 double cost_seconds(const cost_model *model, const cost_step *step);
 
-// Fades the sums by the factor `keep`, adds a step that took `seconds` unless it is to be left out, and fits the
-// weights by `sweeps` of coordinate descent. `mean` is the seconds of a usual step, in which slopes are compared.
-void cost_learn(cost_model *model, const cost_step *step, double seconds, double keep, bool leave_out,
-                double mean, int sweeps);
+// Multiplies all costs learned so far by `factor`, fades the sums by the factor `keep`, adds a step that took `seconds`
+// unless it is to be left out, and fits the costs by `sweeps` of coordinate descent. `mean` is the seconds of a usual
+// step, in which slopes are compared.
+void cost_learn(cost_model *model, const cost_step *step, double seconds, double factor, double keep,
+                bool leave_out, double mean, int sweeps);
 
 // Seconds of steps of each of these numbers of `rows`, without contexts and constants but the first: the mean over steps
 // that have each of `more` rows more. Rows below `num_padded` count as padded[rows].

@@ -105,6 +105,7 @@ class World:
     """All that a seed determines: costs and when they change, bursts, drift, noise; requests; drafts.
 
     device: gives the costs, which then do not change but in speed.
+    busy: the machine does other work too, which changes the time of each step.
     """
 
     def __init__(self, seed: int, records: Sequence[Record], device: evidence.World | None = None) -> None:
@@ -161,6 +162,9 @@ class World:
         more = np.random.default_rng([seed, 1])
         self.verify = float(more.uniform(0.1, 1)) * self.plain if more.random() < 0.25 else 0.0
         self.curves = [replace(curve, verify=self.verify) for curve in self.curves]
+        self.busy = bool(more.random() < 0.1)
+        if self.busy:
+            self.noise = float(more.uniform(0.1, 0.8))
         if device:
             self.curves = [Clocked.of(device)] * len(self.curves)
 
@@ -177,7 +181,7 @@ class World:
 
     @property
     def facts(self) -> dict[str, Any]:
-        names = "steps k most serving asked answer prompt chunk form pads "
+        names = "steps k most serving asked answer prompt chunk form pads busy "
         names += "plain share noise spikes bursts drift changes verify"
         return {name: getattr(self, name) for name in names.split()} | {"record": self.record.name}
 

@@ -60,7 +60,7 @@ static void learn(size_t count) {
         rows[i] = 1 + draw(draw(4) ? 100 : 1u << 30), more[i] = (int32_t)draw(3),
         padded[i] = (int32_t)(i + 8) / 8 * 8;
         cost_step step = {rows[i], draw(2), draw(2), draw(9), draw(9)};
-        cost_learn(model, &step, 1e-3 * (1 + draw(100)), 0.9, draw(2), 1e-2, 4);
+        cost_learn(model, &step, 1e-3 * (1 + draw(100)), 0.5 + draw(3), 0.9, draw(2), 1e-2, 4);
         CHECK(cost_seconds(model, &step) >= 0);
     }
     cost_rows(model->weights, rows, count, more, count, padded, count, seconds);

@@ -123,7 +123,7 @@ def test_a_noisy_machine_keeps_its_costs():
     verify = cost.verify + float(cost.rows_cost([24])[0])
     for _ in range(4000):
         cost.learn(8, False, False, 1000.0, 0.0, 0.01 * float(np.exp(draw.normal(0, 0.7))))
-    assert 0.5 <= cost.speed <= 2 and 0.002 < float(cost.rows_cost([8])[0]) + 1000 * cost.context < 0.02
+    assert 0.002 < float(cost.rows_cost([8])[0]) + 1000 * cost.context < 0.02
     assert cost.verify + float(cost.rows_cost([24])[0]) < 4 * verify, "drafts were not seen since"
     other = StepCost(300)
     other.restore(json.loads(json.dumps(cost.state())))
@@ -337,7 +337,7 @@ def test_a_record_that_is_none_is_refused():
     nothing = switch.state()
     switch.restore(nothing)
     cost = nothing["cost"]
-    costs = [{}, *(cost | bad for bad in ({"model": [[0]]}, {"counts": []}, {"speed": 0}, {"mean": math.nan}))]
+    costs = [{}, *(cost | bad for bad in ({"model": [[0]]}, {"counts": []}, {"mean": math.nan}))]
     bad = [{"cost": cost} for cost in costs] + [{"calibration": {"offered": 24 * [math.nan], "accepted": 24 * [0]}}]
     switch.restore(nothing | {"cost": {"samples": [[[8, 1.0, 0.0, 0.02]]]}})  # an earlier version's
     assert not switch.cost.fitted

@@ -439,17 +439,19 @@ def learn_step(
     context: float,
     draft_context: float,
     seconds: float,
+    factor: float,
     keep: float,
     leave_out: bool,
     mean: float,
     sweeps: int,
     /,
 ) -> None:
-    """Fade what was learned, add a step, and fit the weights; the first arguments are those of `step_seconds`.
+    """Scale and fade what was learned, add a step, and fit the costs; the first arguments are those of `step_seconds`.
 
     Args:
         model: writable.
         seconds: that the step took.
+        factor: of all costs learned so far.
         keep: factor by which earlier steps fade.
         leave_out: the step is not added.
         mean: seconds of a usual step.

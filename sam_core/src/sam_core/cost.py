@@ -26,6 +26,9 @@ SPEED_TRACKING = 0.03
 SPEED_WINDOW = 5
 """Latest residuals. If all but one are large, costs are scaled by their median: it bounds how late a sudden change is
 noticed, and how many slow steps by chance look like one."""
+LARGE, LARGE_TRACKING = 3, 0.05
+"""A residual is large beyond so many times their median size, which is followed by this share in each step: they bound
+how often noise looks like a change."""
 KEPT_AFTER_CHANGE = 0.3
 """Weight of earlier steps after such a change, after which larger steps may cost more or less than before, too."""
 MAX_SLOWDOWN = 0.3
@@ -56,8 +59,7 @@ class StepCost:
         graph_sizes: rows of the graphs that the engine has captured, to the next of which it pads a step.
 
     steps, with_drafts, without_prompts: learned so far, those that had drafts, and those that read no prompt. max_rows:
-    rows of the largest of the latter. speed: factor of all costs, close to 1. changed: whether the last step showed a
-    sudden change.
+    rows of the largest of the latter.
     """
 
     def __init__(self, memory: float = math.inf, graph_sizes: Iterable[int] = ()) -> None:
@@ -67,10 +69,10 @@ class StepCost:
         self._model = np.zeros((NUM_FEATURES + 3, NUM_FEATURES))  # see step_seconds
         self._weights = self._model[-1]
         self.steps = self.with_drafts = self.without_prompts = 0
-        self.max_rows, self.speed, self.changed = 1, 1.0, False
-        self._mean = 0.0  # seconds of a step at a speed of 1
+        self.max_rows = 1
+        self._mean = 0.0  # seconds of a step
         self._residuals: deque[float] = deque(maxlen=SPEED_WINDOW)
-        self._bias = self._noise = 0.0  # mean of bounded residuals, and of the absolute values of all
+        self._large = MAX_RESIDUAL  # from where on a residual is large
         self._was_slow = [False] * 4  # the last step of each kind
 
     @property
@@ -79,15 +81,15 @@ class StepCost:
 
     @property
     def context(self) -> float:
-        return self.speed * float(self._weights[_CONTEXT])
+        return float(self._weights[_CONTEXT])
 
     @property
     def draft_context(self) -> float:
-        return self.speed * float(self._weights[_DRAFT_CONTEXT])
+        return float(self._weights[_DRAFT_CONTEXT])
 
     @property
     def verify(self) -> float:
-        return self.speed * float(self._weights[_DRAFTS])
+        return float(self._weights[_DRAFTS])
 
     def learn(
         self, rows: int, drafts: bool, prompts: bool, context: float, draft_context: float, seconds: float
@@ -97,52 +99,37 @@ class StepCost:
         self.steps += 1
         self.with_drafts += drafts
         self.without_prompts += not prompts
-        self.changed = False
         if self.steps == 1:
             self._weights[_ONE] = self._mean = seconds
-        residual = math.log(seconds / self.speed / max(step_seconds(self._model, *step), 1e-12))
-        if self._keep < 1 and self.steps > FIRST_STEPS:
-            self._follow(residual)
+        residual = math.log(seconds / max(step_seconds(self._model, *step), 1e-12))
+        follows = self._keep < 1 and self.steps > FIRST_STEPS
+        factor, keep = self._follow(residual) if follows else (1.0, self._keep)
         kind, slow = 2 * prompts + drafts, residual > MAX_SLOWDOWN
         leave_out = slow and not self._was_slow[kind]
         self._was_slow[kind] = slow
-        seconds /= self.speed
-        self._mean *= (seconds / self._mean) ** max(MEAN_SHARE, 1 / self.steps)
-        learn_step(self._model, *step, seconds, self._keep, leave_out, self._mean, SWEEPS[self.steps > MANY_STEPS])
+        self._mean *= factor * (seconds / (factor * self._mean)) ** max(MEAN_SHARE, 1 / self.steps)
+        sweeps = SWEEPS[self.steps > MANY_STEPS]
+        learn_step(self._model, *step, seconds, factor, keep, leave_out, self._mean, sweeps)
         if not prompts:
             self.max_rows = max(self.max_rows, rows)
         return residual
 
-    def _follow(self, residual: float) -> None:
-        """Scale all costs by a share of the residual, or by the median of the latest if that is large.
+    def _follow(self, residual: float) -> tuple[float, float]:
+        """Factors of all costs and of the weight of earlier steps.
 
-        Large means more than this machine's noise, which makes the mean residual positive: else the costs of steps that
-        are no longer seen would grow without limit.
+        Costs are scaled by a share of the residual, or by the median of the latest residuals if all of them but one are
+        large. Large means more than the noise of this machine: else noise would scale costs of steps that are no longer
+        seen.
         """
-        limit = max(MAX_RESIDUAL, 2 * self._noise)
-        self._noise += MEAN_SHARE * (abs(residual) - self._noise)
-        bounded = min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL)
-        self._bias += MEAN_SHARE * (bounded - self._bias)
+        large = self._large
+        self._large *= math.exp(math.copysign(LARGE_TRACKING, LARGE * abs(residual) - large))
+        self._large = max(MAX_RESIDUAL, self._large)
         self._residuals.append(residual)
         ordered = sorted(self._residuals)
-        if len(ordered) == SPEED_WINDOW and (ordered[1] > limit or ordered[-2] < -limit):
+        if len(ordered) == SPEED_WINDOW and (ordered[1] > large or ordered[-2] < -large):
             self._residuals.clear()
-            self.speed *= math.exp(ordered[SPEED_WINDOW // 2])
-            self._model[:-1] *= KEPT_AFTER_CHANGE
-            self.changed = True
-        else:
-            self.speed *= math.exp(SPEED_TRACKING * (bounded - self._bias))
-        if not 0.5 < self.speed < 2:
-            self._rescale()
-
-    def _rescale(self) -> None:
-        """Set the speed to 1 and scale the model instead: on a noisy machine the speed would grow without limit."""
-        gram, moments, weights = self._model[:NUM_FEATURES], self._model[NUM_FEATURES], self._weights
-        gram /= self.speed**2
-        moments /= self.speed
-        weights *= self.speed
-        self._mean *= self.speed
-        self.speed = 1.0
+            return math.exp(ordered[SPEED_WINDOW // 2]), self._keep * KEPT_AFTER_CHANGE
+        return math.exp(SPEED_TRACKING * min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL)), self._keep
 
     def _pad(self, rows: int) -> int:
         return int(self._padded[rows]) if rows < len(self._padded) else rows
@@ -152,27 +139,27 @@ class StepCost:
         rows = np.atleast_1d(np.asarray(rows, np.int64))
         seconds = np.empty(rows.shape)
         rows_seconds(self._weights, rows, np.array(prompt_tokens, np.int32), self._padded, seconds)
-        return seconds * self.speed
+        return seconds
 
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON can hold it."""
         counts = [self.steps, self.with_drafts, self.without_prompts, self.max_rows]
-        return {"model": self._model.tolist(), "counts": counts, "speed": self.speed, "mean": self._mean}
+        return {"model": self._model.tolist(), "counts": counts, "mean": self._mean}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned; raises ValueError for anything else."""
         try:
             model, counts = np.asarray(state["model"], float), np.asarray(state["counts"], float)
-            speed, mean = float(state["speed"]), float(state["mean"])
-            numbers = np.concatenate([model.ravel(), counts, [speed, mean]])
-            plausible = ((numbers >= 0) & (numbers < MAX_PLAUSIBLE)).all() and speed > 0 and counts[3] > 0
+            mean = float(state["mean"])
+            numbers = np.concatenate([model.ravel(), counts, [mean]])
+            plausible = ((numbers >= 0) & (numbers < MAX_PLAUSIBLE)).all() and counts[3] > 0
             if model.shape != self._model.shape or not plausible or counts[0] and not mean > 0:
                 raise ValueError
         except (IndexError, KeyError, TypeError, ValueError):
             raise ValueError("this is no record of step costs") from None
         self._model[:] = model
         self.steps, self.with_drafts, self.without_prompts, self.max_rows = counts.astype(int).tolist()
-        self.speed, self._mean = speed, mean
+        self._mean = mean
 
 
 class NextCost:

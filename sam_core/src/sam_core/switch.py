@@ -237,8 +237,7 @@ class AutoSwitch(Switch):
         if drafts and self._tries:
             low, high = self.TRIAL_INTERVALS
             faster = residual < -MAX_RESIDUAL / 2
-            next_interval = min(max(2 * self._trial_interval, low), high)
-            self._trial_interval = self.PLAIN_INTERVALS[0] if faster else next_interval
+            self._trial_interval = low if faster else min(2 * self._trial_interval, high)
         if drafts:
             surprise = min(max(residual, -MAX_SLOWDOWN), MAX_SLOWDOWN)
             self._surprise += self.SURPRISE_SHARE * (surprise - self._surprise)
@@ -247,8 +246,6 @@ class AutoSwitch(Switch):
             faster = self._surprise - residual > 0.5 * math.log(self._gain)
             self._plain_interval = low if faster else min(2 * self._plain_interval, high)
             self._checks = False
-        if self.cost.changed:
-            self._plain_interval = self.PLAIN_INTERVALS[0]
         self._tries = False
         self._since_plain = self._since_plain + 1 if drafts else 0
         self._since_drafts = 0 if drafts else self._since_drafts + 1
