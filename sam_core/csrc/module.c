@@ -1401,11 +1401,9 @@ static PyObject *step_seconds(PyObject *Py_UNUSED(module), PyObject *const *args
     return result;
 }
 
-PyDoc_STRVAR(
-    learn_step_doc,
-    "learn_step(model, rows, drafts, prompts, context, draft_context, seconds, factor, keep, leave_out, mean, "
-    "sweeps, /)\n--\n\n"
-    "Scale and fade what was learned, add a step, and fit the costs.");
+PyDoc_STRVAR(learn_step_doc, "learn_step(model, rows, drafts, prompts, context, draft_context, seconds, "
+                             "factor, keep, leave_out, mean, sweeps, /)\n--\n\n"
+                             "Scale and fade what was learned, add a step, and fit the costs.");
 
 static PyObject *learn_step(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     enum { SECONDS, FACTOR, KEEP, LEAVE_OUT, MEAN, SWEEPS, NUMBERS };
