@@ -21,6 +21,7 @@ HEADS = {
 KINDS = {
     "en": {
         "sessions": "input that is streamed into one request (`StreamingInput`)",
+        "sessions_of_states": "the same, to a model [whose layers keep a state](#models-whose-layers-keep-a-state)",
         "embeds": "prompt embeddings",
         "multi_modal": "images, video or audio",
         "lora": "a LoRA adapter",
@@ -32,6 +33,7 @@ KINDS = {
     },
     "zh": {
         "sessions": "向同一请求流式追加输入（`StreamingInput`）",
+        "sessions_of_states": "同上，模型是[层中保留状态的模型](#层中保留状态的模型)",
         "embeds": "prompt 以嵌入给出",
         "multi_modal": "图像、视频或音频",
         "lora": "LoRA 适配器",
@@ -51,6 +53,7 @@ REASONS = {
         "trace_decode_token_ids": "the engine does not start: vLLM ignores them when it verifies drafts",
         "beam_search": "each of its requests asks for one token",
         "pooling": "it answers with no tokens",
+        "sessions_of_states": "the state at the end of a turn is lost",
         "best_of": "by vLLM, with and without drafts",
         "logits_processors": "by vLLM, with and without drafts",
     },
@@ -62,6 +65,7 @@ REASONS = {
         "trace_decode_token_ids": "引擎拒绝启动：vLLM 验证草稿时会忽略它",
         "beam_search": "它的每条请求只要一个 token",
         "pooling": "它的回答没有 token",
+        "sessions_of_states": "一轮结束时的状态没有保留下来",
         "best_of": "vLLM 有无草稿都拒绝",
         "logits_processors": "vLLM 有无草稿都拒绝",
     },

@@ -38,6 +38,35 @@ def save(folder, seed=0, experts=False, **shape):
     network.save_pretrained(folder)
 
 
+def save_next(folder):
+    """Save an untrained Qwen3-Next whose first layer is a gated delta net, which keeps a state, and the second
+    attention."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    heads |= {"linear_key_head_dim": 32, "linear_num_key_heads": 2}
+    heads |= {"linear_value_head_dim": 32, "linear_num_value_heads": 4}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = transformers.Qwen3NextConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        num_hidden_layers=2,
+        layer_types=["linear_attention", "full_attention"],
+        shared_expert_intermediate_size=32,
+        max_position_embeddings=2048,
+        initializer_range=0.08,
+        eos_token_id=VOCAB - 1,
+        dtype="float32",
+        **heads,
+        **experts,
+    )
+    network = transformers.Qwen3NextForCausalLM(config)
+    torch.nn.init.normal_(network.lm_head.weight, std=0.5)
+    network.save_pretrained(folder)
+
+
 def save_tokenizer(folder, words, **special):
     """Save a tokenizer whose tokens are these words, the last of which ends texts. special: other special tokens."""
     from tokenizers import Tokenizer, decoders, models

@@ -61,12 +61,6 @@ def test_bad_options_are_one_sentence(model, device, sam, settings, sentence):
     assert raised.value.__suppress_context__, "pydantic's own lines would come first"
 
 
-def test_models_that_keep_a_state_are_refused(model, device, monkeypatch):
-    monkeypatch.setattr("vllm.config.ModelConfig.is_hybrid", True)
-    with pytest.raises(ValueError, match="some layers of this model keep a state instead"):
-        configure(model, {})
-
-
 def test_the_first_runner_is_refused(model, device, monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     import vllm.envs

@@ -205,6 +205,8 @@ def test_another_release_gives_the_same_texts(folder):
     tests = ["test_auto.py::test_text_is_that_of_plain_runner_2", "test_options.py::test_good_options_reach_the_config"]
     if problem(folder, hooks.LOGPROBS):
         tests = ["test_asynchronous.py::test_text_is_that_of_plain_runner_2"]
+    if not problem(folder, hooks.STATES):
+        tests.append("test_state_layers.py")
     files = [str(HERE / test) for test in tests]
     out = run(["-m", "pytest", "-q", "-s"], *files, PYTHONPATH=os.pathsep.join(paths))
     assert f"vLLM {folder.parent.name}" in out, "it ran the installed release"
@@ -218,7 +220,9 @@ def config(**changes):
         parallel_config=types.SimpleNamespace(pipeline_parallel_size=changes.get("stages", 1)),
         compilation_config=types.SimpleNamespace(cudagraph_mode=mode),
         lora_config=changes.get("lora"),
-        speculative_config=types.SimpleNamespace(names_switch=changes.get("named", True)),
+        speculative_config=types.SimpleNamespace(
+            names_switch=changes.get("named", True), has_state_layers=changes.get("states", False)
+        ),
     )
 
 
@@ -227,6 +231,7 @@ def config(**changes):
     [
         ({}, None),
         ({"named": False}, "is not known to work with the model's MLA"),
+        ({"named": False, "states": True}, "is not known to work with the model's layers that keep a state"),
         ({"lora": object()}, "does not support LoRA"),
         ({"stages": 2}, "does not support pipeline parallelism"),
         ({"eager": True}, "needs full CUDA graphs"),

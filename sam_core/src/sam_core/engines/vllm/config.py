@@ -60,12 +60,18 @@ def check_speculative_config(config: Any, interface: str) -> None:
     config.draft_parallel_config = config.target_parallel_config
 
 
+def has_state_layers(model: Any) -> bool:
+    """Whether layers of a vLLM ModelConfig keep a state of each request rather than keys and values of its tokens."""
+    return bool(model.is_hybrid or model.is_attention_free)
+
+
 def check_layers(model: Any) -> None:
     """Raise ValueError unless all layers of a vLLM ModelConfig are attention layers."""
-    if model.is_hybrid:
+    if has_state_layers(model):
         raise ValueError(
             "speculative method 'sam' removes refused drafts from the KV cache, and some layers of this model "
-            "keep a state instead: use a model with attention layers only, or no speculation"
+            "keep a state instead: use vLLM 0.32 or later with the plugin, a model with attention layers only, or no "
+            "speculation"
         )
 
 

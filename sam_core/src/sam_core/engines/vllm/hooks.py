@@ -42,6 +42,15 @@ LOGPROBS = Hook(
     (Older("0.28", "self"),),
 )
 """vLLM 0.28 gives no log-probabilities with adaptive verification."""
+STATES = Hook(
+    "v1/worker/gpu/model_states/mamba_hybrid.py",
+    "MambaHybridModelState",
+    "prepare_attn",
+    "self input_batch",
+    ("num_draft_tokens_per_req = np.zeros(input_batch.num_reqs, np.int32)",),
+    "",
+)
+"""Up to 0.31 a step without drafts after accepted ones reads the wrong state of a layer that keeps one."""
 
 HOOKS = (
     # the front end
@@ -76,6 +85,14 @@ HOOKS = (
         "self speculative_config",
         (),
         "accept min_p and logit_bias",
+    ),
+    Hook(
+        "v1/engine/input_processor.py",
+        "InputProcessor",
+        "process_inputs",
+        "self request_id prompt params",
+        ("resumable=resumable",),
+        "refuse sessions on a model whose layers keep a state",
     ),
     Hook(CLIENT, "DPLBAsyncMPClient", "__init__", "self vllm_config", ("self.eng_start_index =",), "route by prompt"),
     Hook(

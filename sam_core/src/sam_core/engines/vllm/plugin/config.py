@@ -6,12 +6,15 @@ vLLM's processes receive it pickled, so each of them imports this module and the
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.config.speculative import SpeculativeConfig
 from vllm.config.utils import config
 
-from sam_core.engines.vllm.config import check_layers, check_one_scheduler
+from sam_core.engines.hooks import problem
+from sam_core.engines.vllm.config import LOGGER, check_one_scheduler, has_state_layers
+from sam_core.engines.vllm.hooks import STATES
 from sam_core.engines.vllm.plugin import core
 from sam_core.engines.vllm.plugin.speculator import register_speculator
 from sam_core.options import DEFAULT_K, VERIFY, Options
@@ -20,11 +23,18 @@ SCHEDULE = ((8, 15), (32, 7), (128, 3))
 """Pairs of maximum requests and maximum draft tokens per request, for steps in which `auto` cannot choose per request:
 the best schedule measured on an H100 (docs/gpu.md)."""
 
+STATE_K = 3
+"""Draft tokens by default for a model whose layers keep a state: it has k + 1 states of each request."""
+STATE_SCHEDULE = ((8, 7), (32, 3))
+"""SCHEDULE for such a model, in which each verified token writes a state."""
+MAX_STATE_K = 7
+"""Draft tokens that vLLM's fused kernel for gated delta nets takes (model_executor/layers/mamba/gdn)."""
 
-def by_batch_size(k: int) -> list[tuple[int, int, int]]:
-    """SCHEDULE with at most k tokens per request, in the form of vLLM's num_speculative_tokens_per_batch_size."""
-    ends = [0, *(last for last, _ in SCHEDULE)]
-    steps = [(first + 1, last, min(most, k)) for first, (last, most) in zip(ends, SCHEDULE, strict=False)]
+
+def by_batch_size(k: int, schedule: tuple[tuple[int, int], ...] = SCHEDULE) -> list[tuple[int, int, int]]:
+    """A schedule with at most k tokens per request, in the form of vLLM's num_speculative_tokens_per_batch_size."""
+    ends = [0, *(last for last, _ in schedule)]
+    steps = [(first + 1, last, min(most, k)) for first, (last, most) in zip(ends, schedule, strict=False)]
     return [*steps, (ends[-1] + 1, ends[-1] + 1, 0)]
 
 
@@ -41,7 +51,7 @@ class SamSpeculativeConfig(SpeculativeConfig):
 
     def __post_init__(self) -> None:
         parallel = self.target_parallel_config
-        check_layers(self.target_model_config)
+        self._check_state_layers()
         check_one_scheduler(parallel)
         if self.rejection_sample_method != "standard":
             raise ValueError(
@@ -59,7 +69,14 @@ class SamSpeculativeConfig(SpeculativeConfig):
                 "enable_trace_replay replaces: leave out enable_trace_replay or speculative_config"
             )
         if self.num_speculative_tokens is None:
-            self.num_speculative_tokens = DEFAULT_K
+            self.num_speculative_tokens = STATE_K if self.has_state_layers else DEFAULT_K
+        elif self.has_state_layers and self.num_speculative_tokens > MAX_STATE_K:
+            LOGGER.warning(
+                "num_speculative_tokens is %d: layers of this model keep a state, the engine has one more of it per "
+                "request for each draft token, and vLLM's fast kernels take at most %d draft tokens",
+                self.num_speculative_tokens,
+                MAX_STATE_K,
+            )
         options = Options.from_engine(self.num_speculative_tokens, self.sam, verify=VERIFY)
         own_schedule = self.num_speculative_tokens_per_batch_size is not None and not self.names_switch
         adaptive = options.switch == "auto" and not own_schedule
@@ -79,6 +96,21 @@ class SamSpeculativeConfig(SpeculativeConfig):
     def use_ngram_gpu(self) -> bool:
         return False  # otherwise vLLM up to 0.31 keeps no compiled graphs
 
+    def _check_state_layers(self) -> None:
+        """Raise ValueError if this vLLM computes wrong states for the model."""
+        import vllm
+
+        if self.has_state_layers and problem(Path(vllm.__file__).parent, STATES):
+            raise ValueError(
+                "some layers of this model keep a state, of which this vLLM reads a wrong one in steps without drafts: "
+                "install vLLM 0.32 or later, or leave speculative_config out"
+            )
+
+    @property
+    def has_state_layers(self) -> bool:
+        """Whether layers of the model keep a state of each request."""
+        return has_state_layers(self.target_model_config)
+
     @property
     def names_switch(self) -> bool:
         """Whether the options name the switch rather than leave it at its default."""
@@ -93,7 +125,8 @@ class SamSpeculativeConfig(SpeculativeConfig):
         if self.target_parallel_config.data_parallel_size > 1:
             self.num_speculative_tokens = min(SCHEDULE[-1][1], self.num_speculative_tokens)
         elif self.num_speculative_tokens_per_batch_size is None:
-            self.num_speculative_tokens_per_batch_size = by_batch_size(self.num_speculative_tokens)
+            schedule = STATE_SCHEDULE if self.has_state_layers else SCHEDULE
+            self.num_speculative_tokens_per_batch_size = by_batch_size(self.num_speculative_tokens, schedule)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -64,10 +64,12 @@ def install() -> None:
     from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
+    from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
     rebind(VllmConfig, "_maybe_disable_dynamic_sd_for_data_parallel", _check_adaptive_verification)
     rebind(SamplingParams, "_validate_spec_decode", _validate_spec_decode)
+    rebind(InputProcessor, "process_inputs", _process_inputs)
     rebind(DPLBAsyncMPClient, "get_core_engine_for_request", _get_core_engine_for_request)
     rebind(DPLBAsyncMPClient, "__init__", _make_routes)
     DPLBAsyncMPClient.process_engine_outputs = staticmethod(
@@ -116,10 +118,15 @@ def why_not_adaptive(vllm_config: Any) -> str | None:
         return "does not support enable_batch_sharded_sampling"
     if getattr(vllm_config.speculative_config, "use_local_argmax_reduction", False):
         return "does not support use_local_argmax_reduction"
-    if model.use_mla:  # vLLM checks its many backends when the engine starts
-        named = vllm_config.speculative_config.names_switch
-        return None if named else "is not known to work with the model's MLA (to try it, name switch 'auto')"
-    return _backend_problem(vllm_config)
+    if vllm_config.speculative_config.has_state_layers:
+        layers = "layers that keep a state"
+    elif model.use_mla:
+        layers = "MLA"
+    else:
+        return _backend_problem(vllm_config)
+    # their backends are known when the engine has started, and vLLM checks them then
+    named = vllm_config.speculative_config.names_switch
+    return None if named else f"is not known to work with the model's {layers} (to try it, name switch 'auto')"
 
 
 def _backend_problem(vllm_config: Any) -> str | None:
@@ -173,6 +180,22 @@ def _validate_spec_decode(validate: Callable[[Any, Any], None]) -> Callable[[Any
             )
 
     return validate_spec_decode
+
+
+def _process_inputs(process: Callable[..., Any]) -> Callable[..., Any]:
+    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (
+            kwargs.get("resumable")
+            and has_sam(self.vllm_config)
+            and self.vllm_config.speculative_config.has_state_layers
+        ):
+            raise ValueError(
+                "a session cannot be resumed with speculative method 'sam' on a model whose layers keep a state: the "
+                "state of the end of a turn is lost; send each turn as a request with all tokens before it"
+            )
+        return process(self, *args, **kwargs)
+
+    return process_inputs
 
 
 def _make_routes(init: Callable[..., None]) -> Callable[..., None]:

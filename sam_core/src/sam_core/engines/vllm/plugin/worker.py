@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sam_core.engines.hooks import rebind
-from sam_core.engines.vllm.config import proposer_settings
+from sam_core.engines.vllm.config import LOGGER, proposer_settings
 from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.runner2 import ChainProposer, Speculator, keep_equal
 from sam_core.engines.vllm.verification import Verification
@@ -121,14 +121,39 @@ def _sample_tokens(sample: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
 
 
 def _initialize_kv_cache(initialize: Callable[..., Any]) -> Callable[..., Any]:
-    def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def initialize_kv_cache(self: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> Any:
         if speculator := speculator_of(self):  # vLLM up to 0.31 builds it before the request states
             speculator.req_states, self.req_states.sam_speculator = self.req_states, speculator
             if speculator.pauses and not isinstance(self.step_timing, StepTiming):  # a cache may be made repeatedly
                 self.step_timing = StepTiming(self.step_timing, speculator.pauses)
-        return initialize(self, *args, **kwargs)
+            if speculator.proposer.drafting:
+                _log_states(kv_cache_config, self.vllm_config)
+        return initialize(self, kv_cache_config, *args, **kwargs)
 
     return initialize_kv_cache
+
+
+def _log_states(kv_cache_config: Any, vllm_config: Any) -> None:
+    """Log how much memory a request's states take, if layers of the model keep any."""
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    groups = kv_cache_config.kv_cache_groups
+    specs = [(group.kv_cache_spec, len(group.layer_names)) for group in groups]
+    states = [(spec, count) for spec, count in specs if isinstance(spec, MambaSpec)]
+    if not states:
+        return
+    one = sum(spec.page_size_bytes * count for spec, count in states)
+    each = sum(spec.max_memory_usage_bytes(vllm_config) * count for spec, count in states)
+    cache = sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors)
+    LOGGER.info(
+        "layers of this model keep states: %d of %.1f MiB per request with num_speculative_tokens %d; the cache of "
+        "%.1f GiB holds those of %d requests, without the tokens of its other layers",
+        each // one,
+        one / 2**20,
+        vllm_config.speculative_config.num_speculative_tokens,
+        cache / 2**30,
+        cache // each,
+    )
 
 
 def _set_draft_tokens(set_tokens: Callable[..., None]) -> Callable[..., None]:
