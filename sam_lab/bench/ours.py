@@ -116,8 +116,8 @@ class Engine:
         )
         if isinstance(self.proposer.switch, AutoSwitch):
             self.proposer.switch.clock = lambda: self.now
-        self.pool = cast(Any, ClockedPool(self.proposer.pool))
-        self.proposer.pool = self.pool
+        self.pool = cast(Any, ClockedPool(self.proposer.texts.pool))
+        self.proposer.texts.pool = self.pool
         self.drafted = 0
         self.waited: list[float] = []
         self.propose(int(self.lengths.sum()))

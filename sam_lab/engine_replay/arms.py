@@ -76,10 +76,10 @@ def make(arm: str, runner: Any, k: int, sam: dict[str, Any], clock: Callable[[],
     speculative.num_speculative_tokens, speculative.sam = k, sam | switch
     vllm_config.speculative_config = speculative
     drafter = make_proposer(vllm_config, runner)
-    if arm == "off":
-        drafter.switch = BatchSwitch(0, drafter.switch.logger)
-    elif isinstance(drafter.switch, AutoSwitch):
+    if isinstance(drafter.switch, AutoSwitch):
         drafter.switch.clock = clock
+    elif isinstance(drafter.switch, BatchSwitch) and arm == "off":
+        drafter.switch.threshold = 0
     return "sam", drafter
 
 

@@ -107,7 +107,7 @@ class Sam:
 
     def remember(self, answers: Sequence[Answer]) -> None:
         """Answers of an earlier epoch become history."""
-        pool = self.proposer.pool
+        pool = self.proposer.texts.pool
         slots = [pool.open(answer.prompt_ids, answer.group.encode()) for answer in answers]
         for slot, answer in zip(slots, answers, strict=True):
             pool.append(slot, np.array(answer.response_ids, np.int32))

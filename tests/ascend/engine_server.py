@@ -47,7 +47,7 @@ def routed_experts(output):
 
 def pools(worker):
     """Runs in a worker: counters of the proposer's Pool."""
-    return worker.model_runner.drafter.pool.stats()
+    return worker.model_runner.drafter.texts.pool.stats()
 
 
 def counters(worker):

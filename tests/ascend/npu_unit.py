@@ -44,7 +44,7 @@ def check_rank_of_data_parallelism_names_the_history():
             scheduler_config=types.SimpleNamespace(async_scheduling=False),
         )
         proposer = get_spec_decode_method("sam", config, None, types.SimpleNamespace(requests={}))
-        assert proposer.saved.texts == Path(folder) / "engine-3/pool", proposer.saved.texts
+        assert proposer.texts.saved.texts == Path(folder) / "engine-3/pool", proposer.texts.saved.texts
 
 
 def graph_sizes(method):

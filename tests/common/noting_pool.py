@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs in a worker: records the answers in a drafter's indexes."""
 
-from sam_core.proposer import FEED_INTERVAL
+from sam_core.request_texts import FEED_INTERVAL
 
 
 class NotingPool:
@@ -39,14 +39,16 @@ def note_answers(drafter, feed_all=False):
 
     feed_all: whether a step without drafts feeds all requests instead of only those whose turn it is.
     """
-    drafter.pool = NotingPool(getattr(drafter.pool, "pool", drafter.pool))
-    vars(drafter).pop("_feed_turn", None)
+    texts = drafter.texts
+    texts.pool = NotingPool(getattr(texts.pool, "pool", texts.pool))
+    vars(texts).pop("feed_turn", None)
     if feed_all:
-        feed_turn = drafter._feed_turn
-        drafter._feed_turn = lambda step, starts, num_steps: feed_turn(step, starts, FEED_INTERVAL)
+        feed_turn = texts.feed_turn
+        texts.feed_turn = lambda step, starts, num_steps: feed_turn(step, starts, FEED_INTERVAL)
 
 
 def noted_answers(drafter):
     """The answers recorded since the previous call."""
-    noted, drafter.pool.answers = drafter.pool.answers, []
+    pool = drafter.texts.pool
+    noted, pool.answers = pool.answers, []
     return noted

@@ -4,7 +4,7 @@
 import time
 
 from prometheus_client import CollectorRegistry
-from sam_core.proposer import REPORT_INTERVAL_S
+from sam_core.counters import REPORT_INTERVAL_S
 
 
 def exposed(engine):

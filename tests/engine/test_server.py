@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import requests
 from ports import PORTS
-from sam_core.proposer import REPORT_INTERVAL_S
+from sam_core.counters import REPORT_INTERVAL_S
 
 pytestmark = pytest.mark.slow  # five processes that import vLLM
 VLLM = Path(sys.executable).with_name("vllm")

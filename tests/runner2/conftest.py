@@ -38,7 +38,7 @@ TIGHT["scheduling_policy"] = "priority"
 
 def appended(engine):
     """Tokens that the drafter's pool has had."""
-    return engine.engine.collective_rpc(lambda worker: worker.model_runner.speculator.proposer.pool.stats())[0][
+    return engine.engine.collective_rpc(lambda worker: worker.model_runner.speculator.proposer.texts.pool.stats())[0][
         "appended"
     ]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import AUTO, SEEDED, appended, note_answers, noted_answers, pause_at_random, start
 from engine_checks import go_on_from_what_they_had, settled, speculated
-from sam_core.proposer import REPORT_INTERVAL_S
+from sam_core.counters import REPORT_INTERVAL_S
 from test_same_text import SAMPLED
 from tiny_qwen3 import VOCAB
 
@@ -19,7 +19,7 @@ def test_while_off_answers_are_indexed_that_are_short_or_were_sampled_again():
     """Texts are fed once in 32 steps then. A preempted request may have lost tokens that the drafter has read."""
     from sam_core.engines.vllm.runner2 import ChainProposer
 
-    proposer = ChainProposer(3, {"sources": ["group", "history"]}, 2, max_model_len=64, vocab_size=VOCAB)
+    proposer = ChainProposer(3, {"sources": ["group", "history"]}, 2, vocab_size=VOCAB)
     prompt, dropped, answer = [1, 2, 3, 4], [10, 11, 12, 13], [10, 11, 20, 21, 22]
     rows = np.zeros((1, 64), np.int32)
 
@@ -33,9 +33,9 @@ def test_while_off_answers_are_indexed_that_are_short_or_were_sampled_again():
     chains("again", answer[:2], False)
     chains("short", answer[:3], False)
     for req_id in ("again", "short"):
-        proposer.complete(req_id, len(prompt), answer)
-    proposer.finish(["again", "short"])
-    assert proposer.pool.stats()["appended"] == len(dropped) + 2 * len(answer)
+        proposer.texts.complete(req_id, len(prompt), answer)
+    proposer.texts.finish(["again", "short"])
+    assert proposer.texts.pool.stats()["appended"] == len(dropped) + 2 * len(answer)
     drafted, *_ = chains("sibling", answer[:2], True)
     assert drafted[0, :3].tolist() == answer[2:]
 

@@ -28,7 +28,7 @@ class Steps:
             total_len=types.SimpleNamespace(gpu=torch.zeros(8, dtype=torch.int32)),
         )
         group = group or types.SimpleNamespace(world_size=1, broadcast=lambda drafts: drafts)
-        proposer = ChainProposer(K, sam, 2, max_model_len=MAX_LEN)
+        proposer = ChainProposer(K, sam, 2)
         noting_pool.note_answers(proposer)
         self.speculator = Speculator(proposer, 8, MAX_LEN, torch.device("cpu"), group, 100, 2, adaptive)
         self.speculator.req_states = states
@@ -112,7 +112,7 @@ def test_groups_are_those_of_names_and_images():
     steps.end(dict.fromkeys(new, 7))
     a, b, c, d, e = steps.speculator._groups[:5].tolist()
     assert a == b and len({a, c, d, e}) == 4
-    assert steps.speculator.proposer.pool.stats()["groups"] == 4
+    assert steps.speculator.proposer.texts.pool.stats()["groups"] == 4
     steps.begin(preempted=list(new), finished=["a"])
     steps.begin({"b": [5, 6, 7]}, finished=["c", "d", "e"], groups={"b": "one"})
     steps.end({"b": 8})
@@ -125,10 +125,10 @@ def test_salted_texts_are_not_in_the_table():
     new = {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
     steps.begin(new, salts={"a": "x", "b": "x", "c": "y"})
     steps.end(dict.fromkeys(new, 7))
-    assert steps.speculator.proposer.pool.stats()["groups"] == 2
+    assert steps.speculator.proposer.texts.pool.stats()["groups"] == 2
     steps.begin(finished=list(new))
     assert (steps.speculator.table.memory == table).all()
-    assert steps.speculator.proposer.pool.stats()["groups"] == 0
+    assert steps.speculator.proposer.texts.pool.stats()["groups"] == 0
 
 
 @pytest.mark.parametrize("k", [0, K])
@@ -153,13 +153,23 @@ def test_all_ranks_hear_of_a_step_without_drafts(k):
 
 @pytest.mark.parametrize("stages", [1, 16])
 def test_chains_over_many_steps_are_no_longer_than_a_pool_drafts(stages):
-    proposer = ChainProposer(15, {}, stages + 1, max_model_len=MAX_LEN)
+    proposer = ChainProposer(15, {}, stages + 1)
     row, ends = np.arange(40, dtype=np.int32)[None] % 4, np.array([40], np.int32)
     proposer.begin(["a"], row, ends, np.array([8], np.int32), should_draft=True)
     chains, lengths, probabilities = proposer.chains()
     assert chains.shape[1] == min(16 * (stages + 1) + 15, MAX_CHAIN) and lengths[0] > 0
     drafted = np.arange(MAX_CHAIN)[: chains.shape[1]] < lengths[0]
     assert ((probabilities[0] > 0) == drafted).all() and (probabilities <= 1).all()
+
+
+@pytest.mark.parametrize("switch", ["batch", "auto"])
+def test_min_prob_ends_no_chain(switch):
+    row, ends, lengths = np.random.default_rng(0).integers(0, 3, (1, 60), np.int32), np.array([60], np.int32), []
+    for min_prob in (0, 0.9):
+        proposer = ChainProposer(15, {"switch": switch, "min_prob": min_prob}, 2)
+        proposer.begin(["a"], row, ends, np.array([8], np.int32), should_draft=True)
+        lengths.append(int(proposer.chains().lengths[0]))
+    assert lengths[0] == lengths[1] > 15 and proposer.options.min_prob == 0.9
 
 
 @pytest.mark.parametrize("sam", [{"history": True}, {"history": True, "verify": "seeded"}, {}], ids=str)

@@ -47,8 +47,8 @@ def answer(proposer, name="a", end=True):
 
 def saved(proposer):
     """Wait until nothing is being saved."""
-    if proposer.saved:
-        proposer.saved.wait()
+    if proposer.texts.saved:
+        proposer.texts.saved.wait()
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +82,8 @@ def busy(tmp_path, **more):
     """An engine whose request "open" never ends, that may save now."""
     proposer = make(tmp_path, **more)
     answer(proposer, "open", end=False)
-    assert not proposer.saved.busy_timer.due, "the first minute is over"
-    proposer.saved.busy_timer._next = 0
+    assert not proposer.texts.saved.busy_timer.due, "the first minute is over"
+    proposer.texts.saved.busy_timer._next = 0
     return proposer
 
 
@@ -96,7 +96,7 @@ def test_an_engine_that_is_never_idle_saves_during_its_requests(tmp_path):
     assert json.loads((tmp_path / "engine-0/switch.json").read_text()).keys() == {"cost", "calibration"}
     begin = time.monotonic() - 60
     answer(proposer, "b")
-    assert begin < proposer.saved.busy_timer._next - 60 <= time.monotonic()
+    assert begin < proposer.texts.saved.busy_timer._next - 60 <= time.monotonic()
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
     proposer.switch.calibration.observe(np.eye(2, 24))
     proposer.finish(["open"])
@@ -119,19 +119,19 @@ def test_one_save_at_a_time(tmp_path, monkeypatch):
         if len(saves) == 1:
             write_on.wait()
             raise RecursionError
-        Pool.save(pool, proposer.saved.texts)
+        Pool.save(pool, proposer.texts.saved.texts)
 
-    monkeypatch.setattr(proposer.saved, "_write", write)
+    monkeypatch.setattr(proposer.texts.saved, "_write", write)
     for name in "ab":
         answer(proposer, name, end=False)
         proposer.finish([name])
         begun.wait()
     proposer.finish(["open"])
-    thread = proposer.saved._thread
+    thread = proposer.texts.saved._thread
     assert saves == ["sam-history"]
     write_on.set()
     thread.join()
-    assert saves == 2 * ["sam-history"] and proposer.saved._thread is None
+    assert saves == 2 * ["sam-history"] and proposer.texts.saved._thread is None
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 3
 
 
@@ -204,7 +204,7 @@ def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
     (tmp_path / "engine-0").mkdir()
     pool.save(tmp_path / "engine-0/pool")
     smaller = make(tmp_path, sam=sam, logger=logging.getLogger("the engine"))
-    assert smaller.pool.stats()["memory_bytes"] == 1 << 20
+    assert smaller.texts.pool.stats()["memory_bytes"] == 1 << 20
     assert "of 64 prompts with their answers do not fit into memory_bytes" in caplog.records[-1].getMessage()
     assert caplog.records[-1].name == "the engine"
     row = np.array([[1, 21, 22, 23]], np.int32)
@@ -257,7 +257,7 @@ def test_an_engine_waits_for_the_one_before_it(tmp_path):
     with subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"\n"
         threading.Timer(0.3, holder.kill).start()
-        assert make(tmp_path).saved
+        assert make(tmp_path).texts.saved
 
 
 def test_a_second_engine_of_this_process(tmp_path):
@@ -373,7 +373,7 @@ def test_a_disk_that_is_full_at_the_start(tmp_path, monkeypatch, caplog, place, 
     again = f"history was not saved to {tmp_path}/engine-0 ([Errno {number}] {os.strerror(number)}); trying again later"
     for due in (False, True):
         assert caplog.messages == [once, again] and Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
-        proposer.saved.timer._next *= not due
+        proposer.texts.saved.timer._next *= not due
         proposer.finish([])
         saved(proposer)
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2 and len(history._holders) == 1

@@ -181,7 +181,7 @@ def large_step(pool) -> None:
 def test_threads_wait_for_the_next_step_and_end_with_the_pool():
     """A fork has none of them."""
     processors = min(8, len(os.sched_getaffinity(0)))
-    assert SamProposer(3, None, max_model_len=64).pool.num_threads == processors
+    assert SamProposer(3, None, max_model_len=64).texts.pool.num_threads == processors
 
     def threads():
         return set(os.listdir("/proc/self/task"))

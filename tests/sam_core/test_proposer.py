@@ -123,14 +123,15 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does(index_later):
             del texts[name]
         late = sum(map(len, texts.values())) - fed(proposer, texts)
         latest = max(latest, late)
-        assert proposer.pool.stats()["appended"] == expected - late
+        assert proposer.texts.pool.stats()["appended"] == expected - late
         assert proposer.stats()["requests"] == len(texts)
     assert drafted > 100 and latest > 20 and longest == MAX_LEN - 1
 
 
 def fed(proposer, names):
     """Tokens of these requests that the pool has."""
-    return sum(int(proposer._requests["fed"][proposer._slots[name]]) for name in names)
+    texts = proposer.texts
+    return sum(int(texts.records["fed"][texts._slots[name]]) for name in names)
 
 
 @pytest.mark.parametrize("uniform", [False, True])

@@ -62,7 +62,7 @@ class Runner:
 
     def wait(self):
         self.waits += 1
-        self.indexed = self.drafter.pool._work()
+        self.indexed = self.drafter.texts.pool._work()
 
     def begin(self, counts, new=()):
         """The step with these tokens of each request, placeholders included; `new` are the ids that begin with it."""
@@ -94,7 +94,7 @@ def test_which_drafts_are_verified(counts, drafts):
     assert step.num_scheduled_tokens == planned | {name: counts[name] for name in counts if name == "new"}
     if not drafts:
         stats = runner.drafter.stats()
-        assert stats["proposed"] == stats["padding"] == 0 and not runner.drafter._requests["drafted"].any()
+        assert stats["proposed"] == stats["padding"] == 0 and not runner.drafter.texts.records["drafted"].any()
 
 
 def test_an_id_that_comes_again_gets_nothing_that_is_in_flight():
@@ -116,7 +116,7 @@ def test_tokens_are_indexed_while_the_host_waits():
     runner, counts, indexed = Runner(), dict.fromkeys(TEXTS, K + 1), []
     for _ in range(3):
         step = runner.begin(counts)
-        indexed.append(runner.drafter.pool._work())
+        indexed.append(runner.drafter.texts.pool._work())
         runner.input_batch.num_tokens_no_spec += 1
         for request in runner.requests.values():
             request.output_token_ids.append(-1)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ EXCLUSION_REASONS = ("penalties", "min_p", "min_tokens", "logit_bias", "bad_word
 """Why an engine may exclude a request from drafting: the sampling parameter that changes its logits."""
 LEVELS = ("requests", "bytes_used")
 """Counters of SamProposer.stats() that hold a current value rather than a sum since the start."""
+REPORT_INTERVAL_S = 1.0
+"""Minimum seconds between two reports of the counters, and maximum seconds between two steps with `has_news`."""
 POSITIONS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """The bins of Positions: each begins at one of these positions in the answer and ends at the next."""
 
@@ -23,6 +26,26 @@ def since(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, fl
     before: may be empty.
     """
     return {name: value if name in LEVELS else value - before.get(name, 0) for name, value in now.items()}
+
+
+class Reports:
+    """Reports to an engine's front end.
+
+    An engine with several front ends sends each report to one of them, and each adds up its own.
+    """
+
+    def __init__(self) -> None:
+        self._time = -REPORT_INTERVAL_S
+        self._reported: dict[str, Any] = {}
+
+    def take(self, stats: Callable[[], dict[str, Any]], on: bool | None) -> dict[str, Any] | None:
+        """The counts of `stats` since the previous report, and switch_on, 1 or 0; None within REPORT_INTERVAL_S."""
+        now = time.monotonic()
+        if now - self._time < REPORT_INTERVAL_S:
+            return None
+        self._time = now
+        before, self._reported = self._reported, stats()
+        return since(before, self._reported) | {"switch_on": int(bool(on))}
 
 
 class Positions:

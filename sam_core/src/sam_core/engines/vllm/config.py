@@ -85,16 +85,14 @@ def check_one_scheduler(parallel: Any) -> None:
 
 
 def proposer_settings(vllm_config: Any, tp_group: Any) -> dict[str, Any]:
-    """Arguments of SamProposer that follow from an engine's VllmConfig and tensor-parallel group."""
+    """Arguments of both runners' proposers that follow from an engine's VllmConfig and tensor-parallel group."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     rank = "data_parallel_index" if hasattr(parallel, "data_parallel_index") else "data_parallel_rank"  # vLLM 0.11
     return {
-        "max_model_len": model.max_model_len,
         "vocab_size": model.get_vocab_size(),
         "tokenizer": model.tokenizer,
         "drafting": tp_group.is_first_rank,
         "rank": getattr(parallel, rank),
-        "graph_sizes": graph_sizes(vllm_config),
         "logger": LOGGER,
     }
 

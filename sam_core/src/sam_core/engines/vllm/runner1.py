@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from sam_core.engines.vllm.answers import certain_lengths
-from sam_core.engines.vllm.config import proposer_settings
+from sam_core.engines.vllm.config import graph_sizes, proposer_settings
 from sam_core.engines.vllm.exclusion import exclusion_reason
 from sam_core.engines.vllm.groups import request_group, request_salt
 from sam_core.engines.vllm.runner1_async import AsyncDrafts
@@ -42,6 +42,8 @@ class RunnerProposer(SamProposer):
         super().__init__(
             speculative.num_speculative_tokens,
             speculative.sam,
+            max_model_len=vllm_config.model_config.max_model_len,
+            graph_sizes=graph_sizes(vllm_config),
             group_of=lambda req_id: request_group(runner.requests[req_id]),
             is_isolated=lambda req_id: request_salt(runner.requests[req_id]) is not None,
             renew_noise=lambda: renew_noise(tp_group),

@@ -28,7 +28,7 @@ import torch
 
 from sam_core._sam import to_lists
 from sam_core.engines.vllm.answers import has_grammar, looks_for_repetition, stop_tokens, tokens_of_answer
-from sam_core.proposer import FEED_INTERVAL
+from sam_core.request_texts import FEED_INTERVAL
 
 MANY_REQUESTS = 64
 """Minimum requests in a step for which writing all tokens at once is faster than request by request."""
@@ -144,7 +144,7 @@ class AsyncDrafts:
             self._complete_output(req_id)
         for req_id in scheduler_output.finished_req_ids:
             if state := self.runner.requests.get(req_id):
-                drafter.complete(req_id, state.num_prompt_tokens, state.output_token_ids)
+                drafter.texts.complete(req_id, state.num_prompt_tokens, state.output_token_ids)
         lengths = batch.num_tokens_no_spec[: batch.num_reqs].copy()
         for step in self._unread:
             index = self._index(step)
@@ -157,7 +157,7 @@ class AsyncDrafts:
             for req_id in cached.resumed_req_ids:
                 length = self.runner.requests[req_id].num_prompt_tokens + kept[req_id]
                 if (row := batch.req_id_to_index.get(req_id)) is None:
-                    drafter.take_back(req_id, length)
+                    drafter.texts.take_back(req_id, length)
                 else:
                     lengths[row] = min(lengths[row], length)
         decoding = sampled if read or latest is None else set(latest.req_ids)

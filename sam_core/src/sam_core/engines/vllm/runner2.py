@@ -23,15 +23,15 @@ import inspect
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from sam_core import BY_PROMPT
+from sam_core.counters import Positions, Reports
 from sam_core.device_drafts import (
     COMMON,
     MAX_TOKEN,
@@ -43,15 +43,16 @@ from sam_core.device_drafts import (
     step_probabilities,
     unpack,
 )
+from sam_core.engines.vllm.config import LOGGER
 from sam_core.engines.vllm.groups import request_group, request_salt
 from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.sampling import renew_noise
 from sam_core.engines.vllm.texts import Output, Text, Texts
 from sam_core.kernels import NUM_FIELDS, Drafter
-from sam_core.proposer import SamProposer, Step
+from sam_core.options import VERIFY, Options
+from sam_core.request_texts import Float32, Int32, RequestTexts, Step
+from sam_core.switch import Switch
 
-Int32 = npt.NDArray[np.int32]
-Float32 = npt.NDArray[np.float32]
 MAX_SLOTS = 1 << 22
 """Maximum n-grams in the table, and maximum tokens of its texts: 48 MiB."""
 TABLE_SHARE = 16
@@ -77,19 +78,26 @@ class Chains(NamedTuple):
     probabilities: Float32
 
 
-class ChainProposer(SamProposer):
+class ChainProposer:
     """Drafts chains that the device completes. Verified tokens are counted once the host knows them.
 
     Args:
-        k, sam: as for SamProposer, but `min_prob` does not end a chain: each request gets k tokens anyway.
+        k, sam, drafting: as for SamProposer, but options `switch` and `min_prob` are not used: the engine says when to
+            draft, and each request gets k tokens.
         max_concurrent: number of steps that a chain spans, limited by MAX_CHAIN.
-        settings: SamProposer's other arguments.
+        texts: other arguments of RequestTexts.
     """
 
-    def __init__(self, k: int, sam: Mapping[str, Any] | None, max_concurrent: int, **settings: Any) -> None:
-        super().__init__(k, {**(sam or {}), "min_prob": 0, "switch": "batch"}, **settings)
+    def __init__(
+        self, k: int, sam: Mapping[str, Any] | None, max_concurrent: int, drafting: bool = True, **texts: Any
+    ) -> None:
+        self.options = Options.from_engine(k, sam, verify=VERIFY)
+        self.k, self.drafting = k, drafting
         self.chain_length = min(max_concurrent * (k + 1) + k, MAX_CHAIN)
-        self._num_verified = 0
+        self.texts = RequestTexts(self.options, Switch(LOGGER), drafting=drafting, **texts)
+        self.texts.pool.min_prob = 0.0
+        self._reports, self._positions = Reports(), Positions()
+        self._num_verified, self._seconds = 0, 0.0
         self._thread = ThreadPoolExecutor(1, "sam-draft")
         self._drafting: Future[Chains] | None = None
 
@@ -103,16 +111,13 @@ class ChainProposer(SamProposer):
             should_draft: whether to draft; if not, only a part of the requests is fed.
         """
         start = time.perf_counter()
-        self.switch.count(should_draft)
-        step, _ = self._step_of(req_ids)
-        batch = len(req_ids)
-        step.token_rows, step.ends, step.prompts = token_rows, ends[:batch].copy(), prompts[:batch].copy()
-        starts = self._open_changed(step)
+        self.texts.switch.count(should_draft)
+        step, _ = self.texts.begin(req_ids, token_rows, ends, prompts)
+        starts = self.texts.open_changed(step)
         if should_draft:
-            self._requests["fed"][step.index] = step.ends
             self._drafting = self._thread.submit(self._draft_chains, step, starts)
         else:
-            self._feed_turn(step, starts, num_steps=1)
+            self.texts.feed_turn(step, starts, num_steps=1)
         self._seconds += time.perf_counter() - start
 
     def chains(self) -> Chains | None:
@@ -126,11 +131,7 @@ class ChainProposer(SamProposer):
         return found
 
     def _draft_chains(self, step: Step, starts: Int32) -> Chains:
-        shape = len(step.slots), self.chain_length
-        tokens, lengths, scores = np.zeros(shape, np.int32), np.empty(shape[0], np.int32), np.zeros(shape, np.float32)
-        self.pool.step(
-            step.slots, step.token_rows, step.ends - starts, self.chain_length, tokens, lengths, scores, starts=starts
-        )
+        tokens, lengths, scores = self.texts.draft(step, starts, self.chain_length, self.chain_length)
         return Chains(tokens, lengths, step_probabilities(scores))
 
     def count(self, verified: list[int], positions: list[int], gained: list[int]) -> None:
@@ -140,7 +141,12 @@ class ChainProposer(SamProposer):
 
     def stats(self) -> dict[str, Any]:
         """As SamProposer.stats, but `proposed` counts the verified tokens, from chains and the table together."""
-        return super().stats() | {"proposed": self._num_verified}
+        counted = {"proposed": self._num_verified, "draft_s": self._seconds, **self._positions.counts()}
+        return self.texts.stats() | counted
+
+    def report(self) -> dict[str, Any] | None:
+        """As SamProposer.report."""
+        return self._reports.take(self.stats, self.texts.switch.on) if self.drafting else None
 
 
 def table_size(max_num_reqs: int, max_model_len: int, memory_bytes: int) -> tuple[int, int]:
@@ -162,6 +168,7 @@ class Speculator:
         vocab_size: tokens of the model's vocabulary.
         max_concurrent: maximum number of launched steps, including the one being launched.
         adaptive: whether the engine chooses the tokens to verify by their confidences.
+        graph_sizes: rows of the graphs that the engine captures, to which it pads its steps.
 
     req_states: the runner's RequestState, which holds the whole texts on the device; the runner sets it.
     num_planned: draft tokens per request that the scheduler plans for the next step.
@@ -182,6 +189,7 @@ class Speculator:
         vocab_size: int,
         max_concurrent: int,
         adaptive: bool = False,
+        graph_sizes: Iterable[int] = (),
     ) -> None:
         self.proposer, self.k = proposer, proposer.k
         self.device, self.tp_group = device, tp_group
@@ -197,9 +205,9 @@ class Speculator:
         self._preempted: dict[str, Text] = {}  # steps in flight may end their answers
         self.groups: dict[str, bytes | Literal["by_prompt"] | None] = {}
         self._salted: set[str] = set()
-        proposer.group_of, proposer.is_isolated = self.groups.__getitem__, self._salted.__contains__
+        proposer.texts.group_of, proposer.texts.is_isolated = self.groups.__getitem__, self._salted.__contains__
         self._renew_noise = proposer.options.repeats_noise
-        self.pauses = Pauses(graph_sizes=proposer.graph_sizes) if adaptive and proposer.drafting else None
+        self.pauses = Pauses(graph_sizes=graph_sizes) if adaptive and proposer.drafting else None
         if not proposer.drafting:
             return
         sources, size = proposer.options.sources, table_size(max_num_reqs, max_model_len, proposer.options.memory_bytes)
@@ -247,11 +255,11 @@ class Speculator:
         for req_id in finished:
             if text := by_id.get(req_id) or self._preempted.get(req_id):
                 self._finish(text)
-        self.proposer.finish(finished)
+        self.proposer.texts.finish(finished)
         for req_id in (*finished, *preempted, *(request.req_id for request in new)):
             if (row := self.texts.remove(req_id)) is not None:
                 self._leave(row)
-                self.proposer.forget_rows()
+                self.proposer.texts.forget_rows()
         for req_id in finished:
             self.groups.pop(req_id, None)
             self._salted.discard(req_id)
@@ -261,7 +269,7 @@ class Speculator:
             self.groups[request.req_id] = request_group(request)
             if request_salt(request) is not None:
                 self._salted.add(request.req_id)
-            self.proposer.take_back(request.req_id, len(request.prefill_token_ids))
+            self.proposer.texts.take_back(request.req_id, len(request.prefill_token_ids))
             tokens = request.prefill_token_ids
             prompt_length = getattr(request, "prompt_len", None) or len(request.prompt_token_ids)  # vLLM 0.28 lacks it
             self._join(self.texts.add(request.req_id, prompt_length, tokens, request.sampling_params))
@@ -305,14 +313,6 @@ class Speculator:
         is_used = self.num_planned > 0 or self.enable_adaptive_verification
         return self._broadcast(drafts) if is_used else drafts
 
-    def report(self) -> dict[str, Any] | None:
-        """The counters for the engine's metrics; see SamProposer.report."""
-        return self.proposer.report()
-
-    def stats(self) -> dict[str, Any]:
-        """The counters since the start."""
-        return self.proposer.stats()
-
     # ---- requests
 
     def _join(self, text: Text) -> None:
@@ -332,7 +332,7 @@ class Speculator:
         self._keys[row], self._groups[row], self._tabled[row] = key, number, 0
 
     def _finish(self, text: Text) -> None:
-        self.proposer.complete(text.req_id, text.prompt_length, self.texts.answer(text))
+        self.proposer.texts.complete(text.req_id, text.prompt_length, self.texts.answer(text))
         if text.row >= 0:
             self._tabulate(slice(text.row, text.row + 1))
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sam_core.engines.hooks import rebind
-from sam_core.engines.vllm.config import LOGGER, proposer_settings
+from sam_core.engines.vllm.config import LOGGER, graph_sizes, proposer_settings
 from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.runner2 import ChainProposer, Speculator, keep_equal
 from sam_core.engines.vllm.verification import Verification
@@ -64,6 +64,7 @@ def init_speculator(vllm_config: Any, device: torch.device) -> Speculator:
         model.get_vocab_size(),
         max_concurrent,
         adaptive=speculative.enable_adaptive_verification,
+        graph_sizes=graph_sizes(vllm_config),
     )
 
 
@@ -212,7 +213,7 @@ def _async_output(base: Any) -> Any:
                 self.num_rejected_np = async_copy_to_np(self.sampler_output.num_rejected)
                 self.copy_event.record(kwargs["copy_stream"])
             speculator.observe_output(self)
-            self.model_runner_output.sam_report = speculator.report()
+            self.model_runner_output.sam_report = speculator.proposer.report()
             self.model_runner_output.sam_pauses = speculator.is_paused
 
         @functools.cached_property
@@ -235,4 +236,4 @@ def _async_output(base: Any) -> Any:
 def _stats(worker: Any) -> dict[str, Any] | None:
     """`collective_rpc("sam_stats")`: counters of the drafter; None for an engine without one."""
     speculator = speculator_of(worker.model_runner)
-    return speculator.stats() if speculator else None
+    return speculator.proposer.stats() if speculator else None
