@@ -44,7 +44,7 @@ def note_answers(drafter, feed_all=False):
     vars(texts).pop("feed_turn", None)
     if feed_all:
         feed_turn = texts.feed_turn
-        texts.feed_turn = lambda step, starts, num_steps: feed_turn(step, starts, FEED_INTERVAL)
+        texts.feed_turn = lambda step, num_steps: feed_turn(step, FEED_INTERVAL)
 
 
 def noted_answers(drafter):

@@ -135,14 +135,15 @@ class SamProposer:
         step, same_requests = self.texts.begin(req_ids, token_rows, lengths, prompt_lengths)
         had_drafts = self._has_drafts
         may_be_on = self.switch.may_be_on(batch)
-        starts = self.texts.open_changed(step) if had_drafts or may_be_on or not same_requests else None
-        if starts is not None and may_be_on:
-            self.switch.observe(step.slots, step.ends - starts, num_tokens)
+        if had_drafts or may_be_on or not same_requests:
+            self.texts.open(step)
+        if may_be_on:
+            self.switch.observe(step.slots, step.counts, num_tokens)
         should_draft = self.switch.should_draft(batch, planned)
-        if starts is not None and (should_draft or had_drafts):
-            drafts = self._draft(step, starts, may_draft, should_draft, planned, index_later)
+        if step.is_open and (should_draft or had_drafts):
+            drafts = self._draft(step, may_draft, should_draft, planned, index_later)
         else:
-            self.texts.feed_turn(step, starts, num_steps)
+            self.texts.feed_turn(step, num_steps)
             self.switch.skip(step.slots, step.ends)
             drafts = [[] for _ in range(batch)]
         self.has_news = (
@@ -154,21 +155,20 @@ class SamProposer:
         return drafts
 
     def _draft(
-        self, step: Step, starts: Int32, may_draft: Sequence[Any], should_draft: bool, planned: bool, index_later: bool
+        self, step: Step, may_draft: Sequence[Any], should_draft: bool, planned: bool, index_later: bool
     ) -> list[list[int]]:
         """Feed all requests, and draft if the switch says so."""
-        counts = step.ends - starts
         decoding = all(may_draft)
         max_drafts = self._max_drafts(step, may_draft, decoding) if should_draft else 0
         if not self.uniform:
             self.texts.pool.min_prob = max(self.options.pool_min_prob, self.switch.min_score)
-        out, guessed, scores = self.texts.draft(step, starts, max_drafts, self.k, index_later)
+        out, guessed, scores = self.texts.draft(step, max_drafts, self.k, index_later)
         if self.uniform:
-            self._count_padding(step, starts, counts)
+            self._count_padding(step)
         if self._has_drafts:
             self._count_gained()
-            answered = starts - self.texts.records["answer_start"][step.index]
-            self._gained = answered, counts, self.texts.records["drafted"][step.index]
+            answered = step.starts - self.texts.records["answer_start"][step.index]
+            self._gained = answered, step.counts, self.texts.records["drafted"][step.index]
         return self._select_drafts(step, decoding, out, guessed, scores, planned)
 
     def _max_drafts(self, step: Step, may_draft: Sequence[Any], decoding: bool) -> Int32:
@@ -218,13 +218,13 @@ class SamProposer:
         drafts: list[list[int]] = padded_drafts.tolist()
         return drafts
 
-    def _count_padding(self, step: Step, starts: Int32, counts: Int32) -> None:
+    def _count_padding(self, step: Step) -> None:
         """Count the padding of the previous drafts, and how much of it the tokens fed now confirm."""
-        rows = np.flatnonzero((self.texts.records["padding"][step.index] > 0) & (counts > 0))
+        rows = np.flatnonzero((self.texts.records["padding"][step.index] > 0) & (step.counts > 0))
         slots, ahead = step.index[rows], np.arange(self.k)
-        columns = np.minimum(starts[rows, None] + ahead, step.token_rows.shape[1] - 1)
+        columns = np.minimum(step.starts[rows, None] + ahead, step.token_rows.shape[1] - 1)
         same = (self.texts.records["padded"][slots] == step.token_rows[rows[:, None], columns]) & (
-            ahead < counts[rows, None]
+            ahead < step.counts[rows, None]
         )
         confirmed = np.logical_and.accumulate(same, axis=1).sum(1)
         padding = self.texts.records["padding"][slots]

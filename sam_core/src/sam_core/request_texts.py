@@ -36,15 +36,18 @@ class Step:
 
     slots, ends, prompts: int32 [B]; `ends` counts the certain tokens of each row, `prompts` those of its prompt.
     index: the slots as int64 [B], with which NumPy indexes five times as fast.
+    starts, counts: int32 [B], tokens of each row that are in the pool, and that are to be fed, once it `is_open`.
     """
 
-    __slots__ = ("req_ids", "slots", "index", "token_rows", "ends", "prompts")
+    token_rows: Int32
+    ends: Int32
+    prompts: Int32
+    is_open: bool
+    starts: Int32
+    counts: Int32
 
     def __init__(self, req_ids: list[str], slots: Int32) -> None:
         self.req_ids, self.slots, self.index = req_ids, slots, slots.astype(np.int64)
-        self.token_rows: Int32
-        self.ends: Int32
-        self.prompts: Int32
 
 
 class RequestTexts:
@@ -134,13 +137,11 @@ class RequestTexts:
         step.token_rows = token_rows
         step.ends = np.array(lengths[:batch], np.int32)
         step.prompts = np.asarray(prompts[:batch], np.int32)
+        step.is_open = False
         return step, step is previous
 
-    def open_changed(self, step: Step) -> Int32:
-        """Open slots for new requests and for those whose text changed: the engine took tokens back, or a prompt grew.
-
-        Returns the number of tokens of each row that are in the pool, int32 [B].
-        """
+    def open(self, step: Step) -> None:
+        """Open slots for new requests, and for those from which the engine took tokens back or whose prompt grew."""
         fed = self.records["fed"][step.index]
         changed = (step.slots < 0) | (step.ends < fed) | (step.prompts != self.records["prompt"][step.index])
         if np.count_nonzero(changed):
@@ -150,7 +151,7 @@ class RequestTexts:
                 step.slots[i] = step.index[i] = self._open(req_id, np.ascontiguousarray(prompt))
             self._step = step  # closing a request clears it
             fed = self.records["fed"][step.index]
-        return fed
+        step.is_open, step.starts, step.counts = True, fed, step.ends - fed
 
     def _open(self, req_id: str, prompt: Int32) -> int:
         slot = self.pool.open(prompt, self.group_of(req_id), self.is_isolated(req_id))
@@ -174,8 +175,8 @@ class RequestTexts:
             self.switch.forget(slot)
             self._unsaved = True
 
-    def feed_turn(self, step: Step, starts: Int32 | None, num_steps: int) -> None:
-        """Feed the requests whose turn it is; `starts` is the result of open_changed, if it was called."""
+    def feed_turn(self, step: Step, num_steps: int) -> None:
+        """Feed the requests whose turn it is."""
         batch = len(step.req_ids)
         first = (self._turn + 1) % FEED_INTERVAL
         self._turn = (self._turn + num_steps) % FEED_INTERVAL
@@ -184,8 +185,9 @@ class RequestTexts:
         if first + num_steps > FEED_INTERVAL:
             rows = slice(0, batch)
         if rows.start < rows.stop:
-            starts = self.open_changed(step) if starts is None else starts
-            self._feed(step, rows, starts[rows])
+            if not step.is_open:
+                self.open(step)
+            self._feed(step, rows, step.starts[rows])
 
     def _feed(self, step: Step, rows: slice, starts: Int32) -> None:
         """Feed these rows of a step from `starts` on, without drafting."""
@@ -196,13 +198,13 @@ class RequestTexts:
             self.records["fed"][slots] = ends
 
     def draft(
-        self, step: Step, starts: Int32, max_drafts: int | Int32, k: int, index_later: bool = False
+        self, step: Step, max_drafts: int | Int32, k: int, index_later: bool = False
     ) -> tuple[Int32, Int32, Float32]:
-        """Feed all requests of a step from `starts` on, the result of open_changed, and draft: see `Pool.step`.
+        """Feed all requests of an open step, and draft: see `Pool.step`.
 
         Returns drafts int32 [B, k] and their lengths int32 [B], and the scores of their tokens float32 [B, k].
         """
-        batch, counts = len(starts), step.ends - starts
+        batch, counts, starts = len(step.slots), step.counts, step.starts
         out, scores = np.zeros((batch, k), np.int32), np.zeros((batch, k), np.float32)
         lengths, rows = np.empty(batch, np.int32), step.token_rows
         self.pool.step(

@@ -113,11 +113,11 @@ class ChainProposer:
         start = time.perf_counter()
         self.texts.switch.count(should_draft)
         step, _ = self.texts.begin(req_ids, token_rows, ends, prompts)
-        starts = self.texts.open_changed(step)
+        self.texts.open(step)
         if should_draft:
-            self._drafting = self._thread.submit(self._draft_chains, step, starts)
+            self._drafting = self._thread.submit(self._draft_chains, step)
         else:
-            self.texts.feed_turn(step, starts, num_steps=1)
+            self.texts.feed_turn(step, num_steps=1)
         self._seconds += time.perf_counter() - start
 
     def chains(self) -> Chains | None:
@@ -130,8 +130,8 @@ class ChainProposer:
         self._seconds += time.perf_counter() - start
         return found
 
-    def _draft_chains(self, step: Step, starts: Int32) -> Chains:
-        tokens, lengths, scores = self.texts.draft(step, starts, self.chain_length, self.chain_length)
+    def _draft_chains(self, step: Step) -> Chains:
+        tokens, lengths, scores = self.texts.draft(step, self.chain_length, self.chain_length)
         return Chains(tokens, lengths, step_probabilities(scores))
 
     def count(self, verified: list[int], positions: list[int], gained: list[int]) -> None:
