@@ -125,42 +125,14 @@ class AsyncDrafts:
         if not (planned or leaving or scheduler_output.finished_req_ids) and self._skip():
             self._num_tokens = scheduler_output.total_num_scheduled_tokens
             return scheduler_output
-        latest = self._unread[-1] if self._unread else None
-        in_graph, planned_for_drafts = self._placeholders(scheduler_output, latest)
+        in_graph, planned_for_drafts = self._placeholders(scheduler_output)
         may_draft = planned_for_drafts and drafter.switch.may_be_on(self._running)
-        read = False
-        if latest is not None and (latest.had_drafts or may_draft):
-            read = True
-            drafter.catch_up()
-            latest.ready.synchronize()
-        elif latest and scheduler_output.finished_req_ids:
-            read = latest.ready.query()  # it may hold the last tokens of a request that has ended
-        sampled: set[str] = set()
-        self._read_without_drafts()
-        if read:
-            sampled = self._read(self._unread.popleft())
-            batch.prev_sampled_token_ids = batch.prev_req_id_to_index = batch.sampled_token_ids_cpu = None
-        for req_id in leaving:
-            self._complete_output(req_id)
-        for req_id in scheduler_output.finished_req_ids:
-            if state := self.runner.requests.get(req_id):
-                drafter.texts.complete(req_id, state.num_prompt_tokens, state.output_token_ids)
-        lengths = batch.num_tokens_no_spec[: batch.num_reqs].copy()
-        for step in self._unread:
-            index = self._index(step)
-            lengths[index[index >= 0]] = step.starts[index >= 0]
-        if beginning:
-            self._forget_texts(beginning)
-        cached = scheduler_output.scheduled_cached_reqs
-        if cached.resumed_req_ids:  # resetting the cache may have dropped tokens in flight
-            kept = dict(zip(cached.req_ids, cached.num_output_tokens, strict=True))
-            for req_id in cached.resumed_req_ids:
-                length = self.runner.requests[req_id].num_prompt_tokens + kept[req_id]
-                if (row := batch.req_id_to_index.get(req_id)) is None:
-                    drafter.texts.take_back(req_id, length)
-                else:
-                    lengths[row] = min(lengths[row], length)
-        decoding = sampled if read or latest is None else set(latest.req_ids)
+        decoding = self._read_steps(may_draft, bool(scheduler_output.finished_req_ids))
+        self._complete_texts(leaving, scheduler_output.finished_req_ids)
+        lengths = self._known_lengths(scheduler_output.scheduled_cached_reqs)
+        self._forget_texts(beginning)
+        if self._unread:
+            decoding = set(self._unread[-1].req_ids)
         uniform = in_graph and may_draft  # also for a request that leaves
         drafts = drafter.propose(
             batch.req_ids,
@@ -199,7 +171,7 @@ class AsyncDrafts:
         drafts = [list(draft) for draft in self._verified.values()]
         return DraftTokenIds(list(self._verified), drafts, counters, plan_drafts)
 
-    def _placeholders(self, scheduler_output: Any, latest: _Sampled | None) -> tuple[bool, bool]:
+    def _placeholders(self, scheduler_output: Any) -> tuple[bool, bool]:
         """Whether the next step may run in a graph of k + 1 tokens per request, and whether it may have drafts.
 
         In a step for such a graph, no request drafts if one has fewer than k placeholders or was not in the previous
@@ -209,7 +181,7 @@ class AsyncDrafts:
         k = self.runner.num_spec_tokens
         if not planned or not self.runner.drafter.uniform or max(counts.values()) > k + 1:
             return False, bool(planned)
-        decoding = set(latest.req_ids) if latest else set()
+        decoding = set(self._unread[-1].req_ids) if self._unread else set()
         return True, all(len(planned.get(req_id, ())) == k and req_id in decoding for req_id in counts)
 
     def _index(self, step: _Sampled) -> npt.NDArray[np.integer]:
@@ -235,6 +207,54 @@ class AsyncDrafts:
         self._skipped += 1
         switch.should_draft(batch.num_reqs)
         return True
+
+    def _read_steps(self, may_draft: bool, any_ended: bool) -> set[str]:
+        """Read the steps in flight; the latest one only if it had drafts, the next step may have some, or it is ready
+        and may hold the last tokens of a request that has ended.
+
+        Returns the requests of the latest one that are in the batch, if it was read.
+        """
+        batch, latest = self.runner.input_batch, self._unread[-1] if self._unread else None
+        read = latest is not None and (latest.had_drafts or may_draft)
+        if latest is not None and read:
+            self.runner.drafter.catch_up()
+            latest.ready.synchronize()
+        elif latest is not None and any_ended:
+            read = latest.ready.query()
+        self._read_without_drafts()
+        if not read:
+            return set()
+        batch.prev_sampled_token_ids = batch.prev_req_id_to_index = batch.sampled_token_ids_cpu = None
+        return self._read(self._unread.popleft())
+
+    def _complete_texts(self, leaving: Collection[str], finished: Collection[str]) -> None:
+        """Complete the output of requests that leave their rows, and the indexed texts of those that have finished."""
+        for req_id in leaving:
+            self._complete_output(req_id)
+        for req_id in finished:
+            if state := self.runner.requests.get(req_id):
+                self.runner.drafter.texts.complete(req_id, state.num_prompt_tokens, state.output_token_ids)
+
+    def _known_lengths(self, cached: Any) -> npt.NDArray[np.integer]:
+        """The number of tokens of each row that are known, int [B], without those that a resumed request has lost.
+
+        Args:
+            cached: the scheduled_cached_reqs of the next step.
+        """
+        batch = self.runner.input_batch
+        lengths: npt.NDArray[np.integer] = batch.num_tokens_no_spec[: batch.num_reqs].copy()
+        for step in self._unread:
+            index = self._index(step)
+            lengths[index[index >= 0]] = step.starts[index >= 0]
+        if cached.resumed_req_ids:  # resetting the cache may have dropped tokens in flight
+            kept = dict(zip(cached.req_ids, cached.num_output_tokens, strict=True))
+            for req_id in cached.resumed_req_ids:
+                length = self.runner.requests[req_id].num_prompt_tokens + kept[req_id]
+                if (row := batch.req_id_to_index.get(req_id)) is None:
+                    self.runner.drafter.texts.take_back(req_id, length)
+                else:
+                    lengths[row] = min(lengths[row], length)
+        return lengths
 
     def _read_without_drafts(self) -> None:
         """Write the tokens of all steps but the latest into the rows of their requests.
