@@ -32,7 +32,8 @@ VALUES = {
 
 MEANINGS = {
     "en": {
-        "num_speculative_tokens": "maximum draft length. The article uses 3. `auto` drafts less if less pays off",
+        "num_speculative_tokens": "maximum draft length; 3 by default [if layers keep a "
+        "state](#models-with-state-layers). The article uses 3. `auto` drafts less if less pays off",
         "rule": "how a draft is chosen, see [rules](how-it-works.md#drafts-from-a-suffix-automaton)",
         "sources": "where drafts come from, see [sources](how-it-works.md#drafts-from-a-suffix-automaton); "
         "`history` needs `group`",
@@ -56,7 +57,8 @@ MEANINGS = {
         "source `history`",
     },
     "zh": {
-        "num_speculative_tokens": "草稿的最大长度。文章取 3。不划算时 `auto` 会缩短草稿",
+        "num_speculative_tokens": "草稿的最大长度；[含状态层的模型](#含状态层的模型)默认为 3。文章取 3。"
+        "不划算时 `auto` 会缩短草稿",
         "rule": "草稿如何选取，见[规则](how-it-works.zh.md#用后缀自动机生成草稿)",
         "sources": "草稿取自何处，见[来源](how-it-works.zh.md#用后缀自动机生成草稿)；用 `history` 必须同时用 `group`",
         "switch": "何时起草。`auto`：每一步中每条请求的草稿长度以划算为准，[见下](#开关-auto)；"

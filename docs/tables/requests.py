@@ -21,7 +21,7 @@ HEADS = {
 KINDS = {
     "en": {
         "sessions": "input that is streamed into one request (`StreamingInput`)",
-        "sessions_of_states": "the same, to a model [whose layers keep a state](#models-whose-layers-keep-a-state)",
+        "sessions_of_states": "the same, to a model [with state layers](#models-with-state-layers)",
         "embeds": "prompt embeddings",
         "multi_modal": "images, video or audio",
         "lora": "a LoRA adapter",
@@ -33,7 +33,7 @@ KINDS = {
     },
     "zh": {
         "sessions": "向同一请求流式追加输入（`StreamingInput`）",
-        "sessions_of_states": "同上，模型是[层中保留状态的模型](#层中保留状态的模型)",
+        "sessions_of_states": "同上，模型是[含状态层的模型](#含状态层的模型)",
         "embeds": "prompt 以嵌入给出",
         "multi_modal": "图像、视频或音频",
         "lora": "LoRA 适配器",

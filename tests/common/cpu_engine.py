@@ -10,5 +10,5 @@ import waits  # noqa: F401
 class Engine(llm_engine.Engine):
     """Has a KV cache of 256 blocks of 128 tokens; vLLM would fill a gigabyte with zeros at the start."""
 
-    def __init__(self, model, sam=None, k=3, **settings):
-        super().__init__(model, sam, k, **{"num_gpu_blocks_override": 256} | settings)
+    def __init__(self, model, sam=None, k=3, drafter=None, **settings):
+        super().__init__(model, sam, k, drafter, **{"num_gpu_blocks_override": 256} | settings)

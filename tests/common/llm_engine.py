@@ -27,8 +27,10 @@ class Log(StepLog):
 class Engine:
     """vLLM's LLMEngine with a Log: one row per engine step."""
 
-    def __init__(self, model, sam=None, k=3, **settings):
-        speculative = None if sam is None else {"method": "sam", "num_speculative_tokens": k, "sam": sam}
+    def __init__(self, model, sam=None, k=3, drafter=None, **settings):
+        """drafter: method and model of a model drafter, which drafts k tokens."""
+        drafter = drafter or {"method": "sam"}
+        speculative = None if sam is None else {**drafter, "num_speculative_tokens": k, "sam": sam}
         sizes = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
         fixed = {"model": str(model), "disable_log_stats": False}
         defaults = {"dtype": "float32", "enforce_eager": True, "skip_tokenizer_init": True, **sizes}

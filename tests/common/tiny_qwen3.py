@@ -40,9 +40,10 @@ def save(folder, seed=0, experts=False, **shape):
 
 def save_next(folder):
     """Save an untrained Qwen3-Next whose first layer is a gated delta net, which keeps a state, and the second
-    attention."""
+    attention, with an MTP head."""
     import torch
     import transformers
+    from safetensors.torch import load_file, save_file
 
     torch.manual_seed(0)
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
@@ -65,6 +66,64 @@ def save_next(folder):
     network = transformers.Qwen3NextForCausalLM(config)
     torch.nn.init.normal_(network.lm_head.weight, std=0.5)
     network.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    last = "model.layers.1."
+    head = {
+        name.replace(last, "mtp.layers.0."): each.clone() for name, each in weights.items() if name.startswith(last)
+    }
+    head |= {f"mtp.{name}.weight": torch.zeros(64) for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")}
+    head["mtp.fc.weight"] = torch.randn(64, 128) * 0.08
+    save_file(weights | head, folder / "model.safetensors", {"format": "pt"})
+
+
+def save_noisy(folder, model, noise=0.15):
+    """Save a model as its own drafter, with noise in all weights, as a share of their standard deviation."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    network = transformers.AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights.add_(torch.randn_like(weights) * weights.std() * noise)
+    network.save_pretrained(folder)
+
+
+def save_eagle3(folder, model):
+    """Save an untrained EAGLE-3 head for a Qwen3 of four layers."""
+    import json
+
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    target = transformers.AutoConfig.from_pretrained(model)
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    config = {
+        name: getattr(target, name) for name in (*names, "rms_norm_eps", "eos_token_id", "max_position_embeddings")
+    }
+    config |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
+    config |= {"dtype": "float32", "tie_word_embeddings": False, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+    config |= {"draft_vocab_size": target.vocab_size, "target_hidden_size": target.hidden_size, "hidden_act": "silu"}
+    hidden, inner, queries, keys, size, vocab = (config[name] for name in names)
+    shapes = {
+        "midlayer.self_attn.q_proj": (queries * size, 2 * hidden),
+        "midlayer.self_attn.k_proj": (keys * size, 2 * hidden),
+        "midlayer.self_attn.v_proj": (keys * size, 2 * hidden),
+        "midlayer.self_attn.o_proj": (hidden, queries * size),
+        "midlayer.mlp.gate_proj": (inner, hidden),
+        "midlayer.mlp.up_proj": (inner, hidden),
+        "midlayer.mlp.down_proj": (hidden, inner),
+        "fc": (hidden, 3 * hidden),
+        "lm_head": (vocab, hidden),
+    }
+    torch.manual_seed(0)
+    weights = {f"{name}.weight": torch.randn(*shape) * 0.08 for name, shape in shapes.items()}
+    for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
+        weights[f"midlayer.{name}.weight"] = torch.ones(hidden)
+    weights["norm.weight"] = torch.ones(hidden)
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def save_tokenizer(folder, words, **special):

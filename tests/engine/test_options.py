@@ -45,3 +45,12 @@ def test_another_interface_of_sam_core_is_refused():
 
     with pytest.raises(ValueError, match="patches are written for sam_core 0.0 but 0.2 is installed: run ci/setup-env"):
         Options.from_engine(3, None, interface="0.0")
+
+
+def test_drafting_together_with_the_models_own_drafter_is_refused(model):
+    from sam_core.engines.vllm.plugin import register
+
+    register()
+    with pytest.raises(ValueError, match="'eagle' drafts together with 'sam' in vLLM's second runner only"):
+        configure(model, {"method": "eagle", "model": str(model), "num_speculative_tokens": 3, "sam": {}})
+    assert configure(model, {"method": "sam", "sam": {}}).speculative_config.method == "sam"

@@ -59,7 +59,8 @@ def noted_answers(engine):
 def pause_at_random(worker, seed=0):
     """Runs in a worker: from now on drafting pauses or goes on by chance in each step, so that the scheduler plans
     drafts where there are none, and none where there are; seed None: as before."""
-    pauses, draw = worker.model_runner.speculator.pauses, random.Random(seed)
+    speculator = worker.model_runner.speculator
+    pauses, draw = getattr(speculator, "sam", speculator).pauses, random.Random(seed)
     pauses.__dict__.pop("begin", None)
     if seed is None:
         return
@@ -96,9 +97,11 @@ def save(tmp_path_factory, seed):
     return folder
 
 
-def start(model, sam=None, **settings):
+def start(model, sam=None, k=3, drafter=None, **settings):
     sizes = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 256}
-    return Engine(model, sam, **(sizes | {"reasoning_config": reasoning(), "skip_tokenizer_init": False} | settings))
+    return Engine(
+        model, sam, k, drafter, **(sizes | {"reasoning_config": reasoning(), "skip_tokenizer_init": False} | settings)
+    )
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from sam_core.device_drafts import (
     MAX_CONFIRMED,
     MAX_NGRAM,
     MAX_TOKEN,
+    MODEL,
     NGRAMS,
     NO_GROUP,
     NO_TOKEN,
@@ -36,7 +37,7 @@ from sam_core.device_drafts import (
     factors,
     pack,
 )
-from sam_core.kernels import Drafter
+from sam_core.kernels import WANTED, Drafter, ModelDrafts
 
 from sam_lab.bench.completion import draft
 
@@ -134,8 +135,9 @@ class Device:
     def garbage(self, *shape):
         return self.rng.integers(0, MAX_TOKEN, shape)
 
-    def draft(self, groups, texts, chains, sampled, probabilities=None):
-        """The host knows `texts`, the device `sampled` as well; `probabilities` are those of the chains, 1 if None."""
+    def draft(self, groups, texts, chains, sampled, probabilities=None, model=None, planned=None):
+        """The host knows `texts`, the device `sampled` as well; `probabilities` are those of the chains, 1 if None.
+        model: ModelDrafts; planned: tokens that count in the choice between these and the others."""
         batch, k, width = len(texts), self.k, self.width
         states = torch.from_numpy(self.rng.permutation(8)[:batch])
         longest = max(len(text) + len(new) for text, new in zip(texts, sampled, strict=True))
@@ -156,20 +158,61 @@ class Device:
         classes = self.drafter.classes.clone()
         changed, values = self.table.changes()
         here = torch.from_numpy(rows), torch.from_numpy(lengths)
-        self.drafter.draft(requests, changed, values, states, *here, drafts, confidences)
+        self.drafter.draft(requests, changed, values, states, *here, drafts, confidences, model, planned)
         assert (self.drafter.memory.numpy() == self.table.memory).all()
         assert drafts[batch:].tolist() == behind and (confidences[batch:] == 7).all()
         arguments = padded, chained, tails, np.array(groups), unknown, count
         expected = draft(self.drafter.memory, self.table.num_slots, *map(torch.from_numpy, arguments), k)
+        likely = self.likely(expected)
+        if model:
+            expected, likely = self.joined(expected, likely, model, planned, states, arguments)
         assert drafts[:batch].tolist() == expected.tokens.tolist()
         classes[states] = expected.classes.int()
         assert (self.drafter.classes == classes).all()
-        rate, prior = self.rates()[expected.classes], self.drafter.prior[expected.classes]
-        fine = rate * (expected.probabilities / SCALE) / prior.clamp(min=1e-6)
-        likely = torch.where(expected.classes < NUM_BINS, fine, rate).clamp(0, 1)
         assert torch.allclose(confidences[:batch], likely, rtol=1e-6, atol=0)
         self.states, self.classes, self.confidences = states, expected.classes, confidences[:batch]
         return [row[:n] for row, n in zip(expected.tokens.tolist(), expected.lengths.tolist(), strict=True)]
+
+    def likely(self, drafts):
+        rate, prior = self.rates()[drafts.classes], self.drafter.prior[drafts.classes]
+        fine = rate * (drafts.probabilities / SCALE) / prior.clamp(min=1e-6)
+        return torch.where(drafts.classes < NUM_BINS, fine, rate).clamp(0, 1)
+
+    def joined(self, of_texts, likely, model, planned, states, arguments):
+        """The better of two drafts: that of the texts, and the model's, which the texts continue as a chain."""
+        padded, chained, tails, groups, unknown, count = arguments
+        m = model.tokens.size(1)
+        agrees = (of_texts.tokens[:, :m] == model.tokens).all(1) & (of_texts.lengths >= m)
+        begun = torch.where(agrees, of_texts.lengths, m)
+        chains = padded.copy()
+        for row, (n, length) in enumerate(zip(count, begun.tolist(), strict=True)):
+            tokens = of_texts.tokens[row, :length] if agrees[row] else model.tokens[row]
+            chains[row, : n + length] = pack(np.concatenate([unknown[row, :n], tokens]), np.ones(n + length))
+        given = (chains, count + begun.numpy(), tails, groups, unknown, count)
+        of_model = draft(self.drafter.memory, self.table.num_slots, *map(torch.from_numpy, given), self.k)
+        is_begun = torch.arange(self.k) < begun[:, None]
+        of_model.classes[is_begun] = of_texts.classes[is_begun]
+        of_model.probabilities[is_begun] = of_texts.probabilities[is_begun]
+        of_model.classes[:, :m] = MODEL + torch.arange(m)
+        likely_of_model = self.likely(of_model)
+        if model.confidences is not None:
+            likely_of_model[:, :m] = model.confidences
+        expected, expected_of_model = (each[:, :planned].cumprod(1).sum(1) for each in (likely, likely_of_model))
+        longest = likely_of_model[:, :1].expand(-1, min(model.longest, planned)).cumprod(1).sum(1)
+        is_better = expected_of_model > expected
+        wanted = torch.where((m < model.longest) & (longest > expected), WANTED, 0)
+        assert self.drafter.num_of_model[states].tolist() == torch.where(is_better, m, wanted).tolist()
+        self.agreed, self.better = agrees, is_better
+        tokens, classes, likely = (
+            torch.where(is_better[:, None], a, b)
+            for a, b in (
+                (of_model.tokens, of_texts.tokens),
+                (of_model.classes, of_texts.classes),
+                (likely_of_model, likely),
+            )
+        )
+        lengths = torch.where(is_better, of_model.lengths, of_texts.lengths)
+        return of_texts._replace(tokens=tokens, classes=classes, lengths=lengths), likely
 
     def rates(self):
         weight = Calibration.PRIOR_SAMPLES
@@ -235,6 +278,35 @@ def test_drafts_are_those_of_dictionaries(k, seed):
         held += sum(chains[i][: len(sampled[i])] == sampled[i] for i in enough)
         looked_up += sum(draft != [oracle.frequent] for draft in expected)
     assert looked_up > 30 and held > 15
+
+
+@pytest.mark.parametrize("estimated", [True, False])
+@pytest.mark.parametrize(("k", "m", "longest", "planned"), [(3, 3, 3, 3), (8, 2, 2, 3), (15, 1, 3, 15), (15, 3, 3, 7)])
+def test_the_draft_from_which_more_is_expected_is_chosen(k, m, longest, planned, estimated):
+    """The model's drafts agree with the chain, begin as it does, or have nothing of it."""
+    rng = random.Random(k + m)
+    table, device, groups = NgramTable(4 * PAGE, 1 << 10, 5), None, [2, 3, 4]
+    device, texts = Device(table, k, 2 * (k + 1), k), [[rng.randrange(5) for _ in range(40)] for _ in range(3)]
+    device.drafter.counts.copy_(torch.from_numpy(np.sort(device.rng.random((2, NUM_CLASSES)), 0)[::-1] * 50))
+    add(table, texts, groups)
+    agreed = better = wanted = 0
+    for _ in range(40):
+        sampled = [[rng.randrange(5) for _ in range(rng.randrange(3))] for _ in texts]
+        rest = [[rng.randrange(5) for _ in range(rng.randrange(k + 3))] for _ in texts]
+        tokens = torch.from_numpy(device.rng.integers(0, 5, (3, m)))
+        for row, chain in zip(tokens, rest, strict=True):
+            if rng.random() < 0.6:
+                row[: len(chain)] = torch.tensor(chain[:m])
+        wide = torch.full((5, k), 7.0)
+        wide[:3, :m] = torch.from_numpy(device.rng.random((3, m)))
+        model = ModelDrafts(tokens, wide[:3, :m] if estimated else None, longest)
+        probabilities = device.rng.random((3, device.width + k)) ** rng.choice([0.2, 5])
+        chains = [new + more for new, more in zip(sampled, rest, strict=True)]
+        device.draft(groups, texts, chains, sampled, probabilities, model, planned)
+        agreed += (device.agreed & device.better).sum()
+        better += device.better.sum()
+        wanted += (device.drafter.num_of_model[device.states] == WANTED).sum()
+    assert 5 < agreed < better < 110 and (wanted > 0) == (m < longest)
 
 
 def add(table, texts, groups, pages=None, starts=None):
@@ -320,7 +392,7 @@ def test_what_is_learned_of_many_requests_is_the_sum_of_each():
 
 def test_every_class_but_fillers_has_a_prior():
     priors = class_priors()
-    assert (priors[:FILLER] > 0).all() and (priors <= 1).all() and priors[FILLER:].tolist() == [0]
+    assert (priors > 0).tolist() == [number != FILLER for number in range(NUM_CLASSES)] and (priors <= 1).all()
 
 
 TARGETS = """
@@ -331,11 +403,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 number = {"num_requests", "num_slots", "base", "texts_stride"}
-types = dict.fromkeys(("requests", "states", "constants", "drafts"), "i64")
-types |= dict.fromkeys(("counts", "prior", "confidences"), "fp32")
+number |= {"model_tokens_stride", "model_confidences_stride", "num_model_tokens", "num_planned"}
+types = dict.fromkeys(("requests", "states", "constants", "drafts", "model_tokens"), "i64")
+types |= dict.fromkeys(("counts", "prior", "confidences", "model_confidences"), "fp32")
+alone, joined = dict(LONGEST=0, ESTIMATED=False), dict(LONGEST=3, ESTIMATED=True)
 for kernel, constants, warps in (
-    (kernels._draft, dict(K=3, W=8, SAMPLED=8, COLUMNS=16, LOOKED_UP=16, ADAPTIVE=False), 1),
-    (kernels._draft, dict(K=15, W=32, SAMPLED=32, COLUMNS=32, LOOKED_UP=16, ADAPTIVE=True), 1),
+    (kernels._draft, dict(K=3, W=8, SAMPLED=8, COLUMNS=16, LOOKED_UP=16, ADAPTIVE=False, **alone), 1),
+    (kernels._draft, dict(K=15, W=32, SAMPLED=32, COLUMNS=32, LOOKED_UP=16, ADAPTIVE=True, **alone), 1),
+    (kernels._draft, dict(K=15, W=32, SAMPLED=32, COLUMNS=32, LOOKED_UP=16, ADAPTIVE=True, **joined), 1),
     (kernels._learn, dict(K=15, COLUMNS=16, REQUESTS=64, COUNTS=256), 4),
 ):
     signature = {
@@ -353,4 +428,4 @@ def test_kernels_compile_for_a_gpu(tmp_path):
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     del environment["TRITON_INTERPRET"]
     printed = subprocess.run([sys.executable, "-c", TARGETS], env=environment, capture_output=True, text=True)
-    assert printed.stdout.split("\n") == ["_draft True", "_draft True", "_learn True", ""], printed.stderr[-2000:]
+    assert printed.stdout.split("\n") == [*["_draft True"] * 3, "_learn True", ""], printed.stderr[-2000:]

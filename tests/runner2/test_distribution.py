@@ -54,20 +54,34 @@ def first_tokens(llm, prompt, settings, num=16):
     return found
 
 
-SYNCHRONOUS = pytest.param({"threshold": TEXTS}, False, marks=pytest.mark.slow, id="synchronous")
+SYNCHRONOUS = pytest.param({"threshold": TEXTS}, False, False, marks=pytest.mark.slow, id="synchronous")
 
 
-@pytest.mark.parametrize(("sam", "asynchronous"), [SYNCHRONOUS, pytest.param({"switch": "auto"}, True, id="auto")])
-def test_law_of_the_next_token(chain, device, sam, asynchronous):
+@pytest.mark.parametrize(
+    ("sam", "asynchronous", "has_model"),
+    [
+        SYNCHRONOUS,
+        pytest.param({"switch": "auto"}, True, False, id="auto"),
+        pytest.param({"switch": "auto"}, True, True, id="model", marks=pytest.mark.slow),
+    ],
+)
+def test_law_of_the_next_token(chain, device, sam, asynchronous, has_model, tmp_path):
     """Chi-square over all pairs of tokens that follow each other. With `auto` what is drafted, and so what is sampled,
     depends on the time that steps take: the bound is one that no run goes below by chance."""
     folder, law = chain
-    engine = start(folder, sam, k=7, async_scheduling=asynchronous, max_num_seqs=TEXTS, max_model_len=512, seed=1)
+    drafter = None
+    if has_model:
+        tiny_qwen3.save_noisy(tmp_path, folder)
+        drafter = {"method": "draft_model", "model": str(tmp_path)}
+    settings = {"async_scheduling": asynchronous, "max_num_seqs": TEXTS, "max_model_len": 512, "seed": 1}
+    engine = start(folder, sam, 3 if has_model else 7, drafter, **settings)
     first = [7 * i % VOCAB for i in range(TEXTS)]
     each = [{"temperature": TEMPERATURE, "seed": 1000 * asynchronous + i} for i in range(TEXTS)]
     answers = engine.run([[token] for token in first], LENGTH, each=each)
     speculated(engine)
     drafted, accepted = engine.count("drafted"), engine.count("accepted")
+    (counted,) = engine.engine.collective_rpc("sam_stats")
+    assert has_model == (counted["accepted_model_tokens"] > 200) == (counted["model_tokens"] > 0)
     assert len({*first_tokens(engine.engine, first[:1], each[0])}) > 1, "later drafts would depend on the seed of all"
     engine.stop()
     counts = np.zeros_like(law)

@@ -45,7 +45,9 @@ def test_options_come_by_flags_and_dashes_too(model, device):
     [
         ({"treshold": 8}, {}, "unknown option 'treshold' in speculative_config.sam"),
         ({}, {"speculative": {"rejection_sample_method": "block"}}, "speculative method 'sam' verifies exactly, which"),
-        ({}, {"speculative": {"draft_sample_method": "probabilistic"}}, "speculative method 'sam' has no draft model"),
+        ({}, {"speculative": {"draft_sample_method": "probabilistic"}}, "speculative method 'sam' drafts fixed tokens"),
+        ({}, {"method": "ngram"}, "speculative method 'ngram' cannot draft together with 'sam'"),
+        ({}, {"method": "ngram_gpu"}, "speculative method 'ngram' cannot draft together with 'sam'"),
         ({}, {"speculative": {"ngrams": 3}}, "speculative_config.ngrams: Unexpected keyword argument"),
         ({}, {"enable_trace_replay": True}, "speculative method 'sam' verifies drafts by the tokens that"),
         ({"threshold": 8}, {"data_parallel_size": 2}, "sam's switch 'batch' needs vLLM's schedule by batch size"),

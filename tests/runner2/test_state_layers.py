@@ -38,6 +38,7 @@ plain = started(start, "module", model="stateful")
 sometimes = started(start, "module", model="stateful", sam=SEEDED)
 """Drafts while at most 6 requests run."""
 synchronous = started(start, "module", model="stateful", sam=SEEDED, k=7, async_scheduling=False)
+with_mtp = started(start, "module", model="stateful", sam=SEEDED, k=2, drafter={"method": "mtp"})
 tight = started(
     start,
     "module",
@@ -63,13 +64,22 @@ def changed(engine):
 
 
 @right
-@pytest.mark.parametrize("name", ["sometimes", "synchronous"])
+@pytest.mark.parametrize("name", ["sometimes", "synchronous", "with_mtp"])
 def test_text_is_that_without_speculation(name, texts, request):
     engine, (prompts, lengths, greedy, sampled) = request.getfixturevalue(name), texts
     assert engine.run(prompts, lengths, stagger=3) == greedy
     changed(engine)
     assert engine.run(prompts, lengths, stagger=2, each=SAMPLED) == sampled
     speculated(engine)
+    (counted,) = engine.engine.collective_rpc("sam_stats")
+    assert (counted["model_tokens"] > 0) == (name == "with_mtp")
+    if name == "with_mtp":
+        assert engine.engine.collective_rpc(takes_weights_from_verl) == [True]
+
+
+def takes_weights_from_verl(worker):
+    """Runs in a worker: as verl 0.9.1 finds the model of an MTP head (workers/rollout/vllm_rollout/utils.py)."""
+    return worker.model_runner.drafter.model is worker.model_runner.speculator.model
 
 
 @pytest.fixture(scope="module")

@@ -428,6 +428,16 @@ def test_two_ways_to_speculate_exclude_each_other(server):
         server._preprocess_engine_kwargs(dict(OTHER))
 
 
+def test_mtp_and_sam_draft_together(server):
+    from verl.workers.rollout.vllm_rollout.utils import build_mtp_speculative_config
+
+    server.config = OmegaConf.create({"mtp": {"enable": True, "enable_rollout": True}})
+    arguments = {"speculative_config": {"sam": {}}}
+    server._preprocess_engine_kwargs(arguments)
+    made = build_mtp_speculative_config("mtp", 2, arguments["speculative_config"])
+    assert made == {"method": "mtp", "num_speculative_tokens": 2, "sam": {}}
+
+
 class ClientOf032:
     """vLLM's AsyncLLM from 0.32 on, as far as it is paused."""
 

@@ -10,7 +10,8 @@ look-up. Without a match the draft is the most frequent token. The host keeps th
 receives the table's changes together with the chains, one step late.
 
 Each draft token has a class: for a chain, by the probability that the host's pool gives the token; for the table, by
-the kind of match; or a filler. The kernels learn how often tokens of each class are accepted.
+the kind of match; for the model drafter, by its place in the draft; or a filler. The kernels learn how often tokens of
+each class are accepted.
 
 Neither side waits for the other. Every draft is verified, so a wrong one costs only speed, and the table may forget.
 The hashes are sums of products below 2**63, so no integer overflows.
@@ -28,6 +29,7 @@ import numpy.typing as npt
 
 from sam_core._sam import append_ngrams
 from sam_core.budget import Calibration
+from sam_core.options import MAX_K
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -161,7 +163,9 @@ NUM_MATCHES = (MAX_CONFIRMED + 1) * 2 * len(NGRAMS)
 FILLER = NUM_BINS + 2 * NUM_MATCHES
 """Class of a token after the end of a draft. Before it are NUM_MATCHES classes for the first token of a copy, and
 NUM_MATCHES for later ones."""
-NUM_CLASSES = FILLER + 1
+MODEL = FILLER + 1
+"""Class of the first token of the model drafter; those of its later tokens follow."""
+NUM_CLASSES = MODEL + MAX_K
 SCALE = (1 << 16) - 1
 """Scale of a probability that is packed with its token: token + round(probability * SCALE) * MAX_TOKEN."""
 
@@ -186,6 +190,8 @@ def unpack(packed: Any) -> tuple[Any, Any]:
 
 MATCH_PRIOR = (0.15, 0.3, 0.45, 0.55, 0.65)
 """Prior acceptance rate of the first token of a copy, by length of the match."""
+MODEL_PRIOR = 0.6
+"""Prior acceptance rate of a token of the model drafter."""
 LATER_PRIOR, CONFIRMED_PRIOR = 0.15, (0.0, 0.1, 0.15, 0.2)
 """Added for later tokens of a copy, and for each number of confirmations of the successor."""
 
@@ -196,4 +202,4 @@ def class_priors() -> npt.NDArray[np.float32]:
     bins = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
     later, confirmed, _, match = np.meshgrid((0, 1), CONFIRMED_PRIOR, (0, 1), MATCH_PRIOR, indexing="ij")
     matches = np.minimum(match + LATER_PRIOR * later + confirmed, 0.95)
-    return np.concatenate([bins, matches.flatten(), [0.0]]).astype(np.float32)
+    return np.concatenate([bins, matches.flatten(), [0.0], [MODEL_PRIOR] * MAX_K]).astype(np.float32)

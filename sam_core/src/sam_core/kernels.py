@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton kernels that complete drafts on a device and learn their acceptance rates (see `device_drafts`).
 
+With a model drafter (MTP, EAGLE, a draft model), a request's draft is the one with more expected accepted tokens: that
+of the chain and the table, or the model drafter's, extended from the table.
+
 The host reads no value, and no kernel is recompiled for another number of requests.
 
-Shapes: B requests of a step; per request at most k draft tokens, and at most W tokens that the host does not know.
+Shapes: B requests of a step; per request at most k draft tokens, of which a model drafter makes at most M, and at
+most W tokens that the host does not know.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +34,29 @@ _CHECK, _COMMON, _LOOK_UPS = (tl.constexpr(each) for each in (table.CHECK, table
 _NO_GROUP = tl.constexpr(table.NO_GROUP)
 _NUM_BINS, _NUM_MATCHES, _FILLER = (tl.constexpr(each) for each in (table.NUM_BINS, table.NUM_MATCHES, table.FILLER))
 _NUM_CLASSES, _SCALE = tl.constexpr(table.NUM_CLASSES), tl.constexpr(table.SCALE)
+_MODEL = tl.constexpr(table.MODEL)
 _PRIOR_SAMPLES, _DECAY = tl.constexpr(Calibration.PRIOR_SAMPLES), tl.constexpr(Calibration.DECAY)
+
+
+class ModelDrafts(NamedTuple):
+    """Drafts of the model drafter for B requests.
+
+    tokens: int64 [B, M].
+    confidences: float32 [B, M], the estimated probability that each token is accepted if all tokens before it are;
+        None: the measured acceptance rate of each position.
+    longest: the drafter's maximum length. If M is smaller, the first token's confidence estimates the value of a draft
+        of that length.
+    """
+
+    tokens: torch.Tensor
+    confidences: torch.Tensor | None
+    longest: int
+
+
+WANTED = -1
+"""`num_of_model` of a request with another draft, for which a model draft of maximum length would have been better."""
+
+_WANTED = tl.constexpr(WANTED)
 
 
 class Drafter:
@@ -43,6 +71,9 @@ class Drafter:
         k: maximum tokens of a draft.
         width: W.
         adaptive: whether drafts get confidences.
+
+    num_of_model: int32 [num_states], of each request's latest draft: the number of tokens that the model drafter made;
+        0 for another draft, or WANTED.
     """
 
     def __init__(
@@ -55,6 +86,7 @@ class Drafter:
         self.prior = torch.from_numpy(table.class_priors()).to(device)
         self.counts = torch.zeros(2, table.NUM_CLASSES, device=device)  # verified, accepted
         self.classes = torch.full((num_states, k), table.FILLER, dtype=torch.int32, device=device)
+        self.num_of_model = torch.zeros(num_states, dtype=torch.int32, device=device)
 
     def learn(self, states: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor) -> None:
         """Learn from a step that has verified the latest drafts of B requests.
@@ -87,6 +119,8 @@ class Drafter:
         lengths: torch.Tensor,
         drafts: torch.Tensor,
         confidences: torch.Tensor,
+        model: ModelDrafts | None = None,
+        num_planned: int | None = None,
     ) -> None:
         """Draft what may follow the tokens that steps have sampled since the host read them.
 
@@ -101,7 +135,10 @@ class Drafter:
             drafts: int64 [B, k], written; after a draft's end its last token is repeated.
             confidences: float32 [B, k], written if adaptive: the estimated probability that each token is accepted if
                 all tokens before it are; 0 after a draft's end.
+            model: drafts of the model drafter, which need adaptive.
+            num_planned: draft tokens that the engine verifies at most; None: k. Only these count in the choice.
         """
+        estimated = None if model is None else model.confidences
         num_numbers, num_changed = requests.size, len(indices)
         pairs = np.pad(values, (0, num_changed % 2)).view(np.int64)
         uploaded = to_device(np.concatenate([requests.ravel(), indices, pairs]), self.memory.device)
@@ -123,6 +160,15 @@ class Drafter:
             self.prior,
             self.classes,
             confidences,
+            self.num_of_model,
+            drafts if model is None else model.tokens,
+            0 if model is None else model.tokens.stride(0),
+            confidences if estimated is None else estimated,
+            0 if estimated is None else estimated.stride(0),
+            0 if model is None else model.tokens.size(1),
+            self.k if num_planned is None else num_planned,
+            LONGEST=0 if model is None else model.longest,
+            ESTIMATED=estimated is not None,
             K=self.k,
             W=self.width,
             SAMPLED=triton.next_power_of_2(self.width),
@@ -133,7 +179,7 @@ class Drafter:
         )
 
 
-@triton.jit(do_not_specialize_on_alignment=["states_ptr"])
+@triton.jit(do_not_specialize=["num_model_tokens", "num_planned"], do_not_specialize_on_alignment=["states_ptr"])
 def _draft(
     requests_ptr,
     states_ptr,
@@ -149,6 +195,15 @@ def _draft(
     prior_ptr,
     classes_ptr,
     confidences_ptr,
+    num_of_model_ptr,
+    model_tokens_ptr,
+    model_tokens_stride,
+    model_confidences_ptr,
+    model_confidences_stride,
+    num_model_tokens,
+    num_planned,
+    LONGEST: tl.constexpr,
+    ESTIMATED: tl.constexpr,
     K: tl.constexpr,
     W: tl.constexpr,
     SAMPLED: tl.constexpr,
@@ -192,11 +247,105 @@ def _draft(
     number = tl.where(looked_up < _NUM_NGRAMS, group, _COMMON)
     slot_of_group = number * tl.load(factor_ptr)
     check_of_group = number * tl.load(factor_ptr + _NUM_NGRAMS)
-    key = tl.arange(0, _MAX_NGRAM)
-    key_ptr = factor_ptr[None, :] + (1 + key[:, None]) * (2 * _NUM_NGRAMS)
+    key_ptr = factor_ptr[None, :] + (1 + tl.arange(0, _MAX_NGRAM)[:, None]) * (2 * _NUM_NGRAMS)
     slot_factors, check_factors = tl.load(key_ptr), tl.load(key_ptr + _NUM_NGRAMS)
     priority_ptr = constants_ptr + (1 + _MAX_NGRAM) * 2 * _NUM_NGRAMS
     priority = tl.load(priority_ptr + looked_up, mask=is_looked_up, other=0)
+    tokens, classes, drafted = _copy(
+        tokens,
+        classes,
+        drafted,
+        column,
+        looked_up,
+        is_looked_up,
+        slot_of_group,
+        check_of_group,
+        slot_factors,
+        check_factors,
+        priority,
+        memory_ptr,
+        base,
+        num_slots,
+        K=K,
+        LOOKED_UP=LOOKED_UP,
+    )
+    if not ADAPTIVE:
+        end = tl.sum(tl.where(column == drafted - 1, tokens, 0), 0)
+        tl.store(drafts_ptr + request * K + column, tl.where(column < drafted, tokens, end), mask=is_column)
+    else:
+        is_drafted = is_column & (column < drafted)
+        classes = tl.where(is_drafted, classes, _FILLER)
+        confidence = _confidence(classes, probability, counts_ptr, prior_ptr)
+        if LONGEST > 0:
+            is_model = (column >= 0) & (column < num_model_tokens)
+            offset = tl.maximum(column, 0)
+            own = tl.load(model_tokens_ptr + request * model_tokens_stride + offset, mask=is_model, other=0)
+            agrees = tl.min(tl.where(is_model, (is_drafted & (own == tokens)).to(tl.int32), 1), 0)
+            # If the other draft begins with the model's tokens, its rest extends them; otherwise a look-up does.
+            model_tokens = tl.where(is_model, own.to(tl.int32), tokens)
+            model_classes = tl.where(is_model, _MODEL + column, classes).to(tl.int32)
+            model_tokens, model_classes, model_drafted = _copy(
+                model_tokens,
+                model_classes,
+                tl.where(agrees > 0, drafted, num_model_tokens),
+                column,
+                looked_up,
+                is_looked_up,
+                slot_of_group,
+                check_of_group,
+                slot_factors,
+                check_factors,
+                priority,
+                memory_ptr,
+                base,
+                num_slots,
+                K=K,
+                LOOKED_UP=LOOKED_UP,
+            )
+            model_classes = tl.where(is_column & (column < model_drafted), model_classes, _FILLER)
+            model_confidence = _confidence(model_classes, probability, counts_ptr, prior_ptr)
+            if ESTIMATED:
+                estimated = model_confidences_ptr + request * model_confidences_stride + offset
+                model_confidence = tl.where(is_model, tl.load(estimated, mask=is_model, other=0.0), model_confidence)
+            is_planned = is_column & (column < num_planned)
+            expected = _expected(confidence, is_planned)
+            is_better = _expected(model_confidence, is_planned) > expected
+            first = tl.sum(tl.where(column == 0, model_confidence, 0.0), 0)
+            expected_full = _expected(tl.where(column < LONGEST, first, 0.0), is_planned)
+            is_wanted = (num_model_tokens < LONGEST) & (expected_full > expected)
+            tl.store(num_of_model_ptr + state, tl.where(is_better, num_model_tokens, tl.where(is_wanted, _WANTED, 0)))
+            tokens = tl.where(is_better, model_tokens, tokens)
+            classes = tl.where(is_better, model_classes, classes)
+            confidence = tl.where(is_better, model_confidence, confidence)
+            drafted = tl.where(is_better, model_drafted, drafted)
+        end = tl.sum(tl.where(column == drafted - 1, tokens, 0), 0)
+        tl.store(drafts_ptr + request * K + column, tl.where(column < drafted, tokens, end), mask=is_column)
+        tl.store(classes_ptr + state * K + column, classes, mask=is_column)
+        tl.store(confidences_ptr + request * K + column, confidence, mask=is_column)
+
+
+@triton.jit
+def _copy(
+    tokens,
+    classes,
+    drafted,
+    column,
+    looked_up,
+    is_looked_up,
+    slot_of_group,
+    check_of_group,
+    slot_factors,
+    check_factors,
+    priority,
+    memory_ptr,
+    base,
+    num_slots,
+    K: tl.constexpr,
+    LOOKED_UP: tl.constexpr,
+):
+    """Look up the last tokens of a draft of `drafted` tokens, and copy what followed them in the table's texts."""
+    key = tl.arange(0, _MAX_NGRAM)
+    is_column = (column >= 0) & (column < K)
     for _ in range(_LOOK_UPS):
         is_last = column[None, :] + _MAX_NGRAM == key[:, None] + drafted
         last = tl.sum(tl.where(is_last, tokens[None, :], 0), 1).to(tl.int64)[:, None]
@@ -220,19 +369,25 @@ def _draft(
         classes = tl.where(is_new, copied_class, classes)
         # The position may hold NO_TOKEN if a shorter text has reused the page since.
         drafted = tl.minimum(drafted + tl.maximum(found, 1), K)
+    return tokens, classes, drafted
 
-    end = tl.sum(tl.where(column == drafted - 1, tokens, 0), 0)
-    tl.store(drafts_ptr + request * K + column, tl.where(column < drafted, tokens, end), mask=is_column)
-    if ADAPTIVE:
-        classes = tl.where(is_column & (column < drafted), classes, _FILLER)
-        tl.store(classes_ptr + state * K + column, classes, mask=is_column)
-        prior = tl.load(prior_ptr + classes)
-        verified, accepted = tl.load(counts_ptr + classes), tl.load(counts_ptr + _NUM_CLASSES + classes)
-        rate = (accepted + _PRIOR_SAMPLES * prior) / (verified + _PRIOR_SAMPLES)
-        # A chain's probability is finer than its bin: scale it by the bin's acceptance rate over its prior.
-        fine = rate * (probability.to(tl.float32) / _SCALE) / tl.maximum(prior, 1e-6)
-        confidence = tl.minimum(tl.maximum(tl.where(classes < _NUM_BINS, fine, rate), 0.0), 1.0)
-        tl.store(confidences_ptr + request * K + column, confidence, mask=is_column)
+
+@triton.jit
+def _confidence(classes, probability, counts_ptr, prior_ptr):
+    """The probability that a token of each class is accepted. probability: of a chain's tokens, times _SCALE."""
+    prior = tl.load(prior_ptr + classes)
+    verified, accepted = tl.load(counts_ptr + classes), tl.load(counts_ptr + _NUM_CLASSES + classes)
+    rate = (accepted + _PRIOR_SAMPLES * prior) / (verified + _PRIOR_SAMPLES)
+    # A chain's probability is finer than its bin: scale it by the bin's acceptance rate over its prior.
+    fine = rate * (probability.to(tl.float32) / _SCALE) / tl.maximum(prior, 1e-6)
+    return tl.minimum(tl.maximum(tl.where(classes < _NUM_BINS, fine, rate), 0.0), 1.0)
+
+
+@triton.jit
+def _expected(confidence, is_planned):
+    """The expected number of accepted tokens of a draft: the sum of the probabilities of its paths."""
+    paths = tl.cumprod(tl.where(is_planned, confidence, 1.0), 0)
+    return tl.sum(tl.where(is_planned, paths, 0.0), 0)
 
 
 @triton.jit(

@@ -253,6 +253,7 @@ class SamProposer:
 
         excluded_<reason>: requests that are not drafted, by EXCLUSION_REASONS.
         proposed: draft tokens without padding.
+        model_tokens, accepted_model_tokens: verified and accepted draft tokens of a model drafter (second runner).
         padding: tokens that make_uniform added and the engine verified.
         proposed_<source>: the pool's guesses; if drafts are padded, including those too improbable for a draft.
         accepted_<source>, padding_accepted: those that the tokens fed next confirmed, verified by the engine or not.
@@ -262,6 +263,8 @@ class SamProposer:
         counts = self.texts.stats()
         return counts | {
             "proposed": counts["proposed"] - self._withheld,
+            "model_tokens": 0,
+            "accepted_model_tokens": 0,
             "padding": self._padding,
             "padding_accepted": self._padding_accepted,
             "draft_s": self._seconds,

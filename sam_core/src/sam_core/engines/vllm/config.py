@@ -27,6 +27,11 @@ def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
     return speculative if isinstance(speculative, Mapping) else {}
 
 
+def names_sam(speculative: Mapping[str, Any]) -> bool:
+    """Whether a `speculative_config` has method sam, alone or together with a drafter of the model's own."""
+    return speculative.get("method") == "sam" or speculative.get("sam") is not None
+
+
 def has_sam(vllm_config: Any) -> bool:
     """Whether an engine's VllmConfig has method sam, by the patches or by the plugin."""
     speculative = vllm_config.speculative_config
@@ -121,7 +126,7 @@ def verify_mode(method: str | None, sam: Mapping[str, Any] | None, additional: M
         sam: the options of method sam.
         additional: the engine's additional_config.
     """
-    if method == "sam":
+    if method == "sam" or sam is not None:
         mode: str = (sam or {}).get("verify", Options.verify)
         return mode
     mode = (additional or {}).get("sam_verify", Options.verify)

@@ -358,6 +358,15 @@ HOOKS = (
         "",
     ),
     Hook(
+        SPECULATOR,
+        "DraftModelSpeculator",
+        "observe_verification",
+        "self idx_mapping num_sampled num_rejected",
+        ("self.acceptance_estimator.step(idx_mapping, num_sampled, num_rejected)",),
+        "",
+        (Older("0.29", None),),
+    ),
+    Hook(
         VERIFIER,
         "RejectionSampler",
         "_verify",

@@ -19,6 +19,8 @@ COUNTERS: dict[str, tuple[str, str | None, dict[str, str]]] = {
     "draft_seconds": ("Host time spent feeding the indexes and drafting.", None, {"": "draft_s"}),
     "proposed_tokens": ("Draft tokens proposed.", "source", {name: f"proposed_{name}" for name in SOURCES}),
     "accepted_tokens": ("Draft tokens that were confirmed.", "source", {name: f"accepted_{name}" for name in SOURCES}),
+    "model_tokens": ("Verified draft tokens of the model drafter.", None, {"": "model_tokens"}),
+    "accepted_model_tokens": ("Accepted draft tokens of the model drafter.", None, {"": "accepted_model_tokens"}),
     "padding_tokens": ("Tokens that padded drafts for captured graphs and were verified.", None, {"": "padding"}),
     "accepted_padding_tokens": ("Padding tokens that were confirmed.", None, {"": "padding_accepted"}),
     "drafted_steps": (

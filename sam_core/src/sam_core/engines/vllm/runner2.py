@@ -47,8 +47,8 @@ from sam_core.engines.vllm.config import LOGGER
 from sam_core.engines.vllm.groups import request_group, request_salt
 from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.sampling import renew_noise
-from sam_core.engines.vllm.texts import Output, Text, Texts
-from sam_core.kernels import NUM_FIELDS, Drafter
+from sam_core.engines.vllm.texts import Output, Sampled, Text, Texts
+from sam_core.kernels import NUM_FIELDS, Drafter, ModelDrafts
 from sam_core.options import VERIFY, Options
 from sam_core.request_texts import Float32, Int32, RequestTexts, Step
 from sam_core.switch import Switch
@@ -98,6 +98,7 @@ class ChainProposer:
         self.texts.pool.min_prob = 0.0
         self._reports, self._positions = Reports(), Positions()
         self._num_verified, self._seconds = 0, 0.0
+        self._model_tokens = [0, 0]
         self._thread = ThreadPoolExecutor(1, "sam-draft")
         self._drafting: Future[Chains] | None = None
 
@@ -139,10 +140,16 @@ class ChainProposer:
         self._num_verified += sum(verified)
         self._positions.add(positions, gained)
 
+    def count_model_tokens(self, verified: int, accepted: int) -> None:
+        """Count tokens of the model drafter."""
+        self._model_tokens[0] += verified
+        self._model_tokens[1] += accepted
+
     def stats(self) -> dict[str, Any]:
         """As SamProposer.stats, but `proposed` counts the verified tokens, from chains and the table together."""
-        counted = {"proposed": self._num_verified, "draft_s": self._seconds, **self._positions.counts()}
-        return self.texts.stats() | counted
+        verified, accepted = self._model_tokens
+        counted = {"proposed": self._num_verified, "model_tokens": verified, "accepted_model_tokens": accepted}
+        return self.texts.stats() | counted | {"draft_s": self._seconds, **self._positions.counts()}
 
     def report(self) -> dict[str, Any] | None:
         """As SamProposer.report."""
@@ -168,10 +175,14 @@ class Speculator:
         vocab_size: tokens of the model's vocabulary.
         max_concurrent: maximum number of launched steps, including the one being launched.
         adaptive: whether the engine chooses the tokens to verify by their confidences.
+        num_model_tokens: maximum draft tokens of the model drafter; 0 without one.
         graph_sizes: rows of the graphs that the engine captures, to which it pads its steps.
 
     req_states: the runner's RequestState, which holds the whole texts on the device; the runner sets it.
     num_planned: draft tokens per request that the scheduler plans for the next step.
+    wants_model: whether, in the latest step that the host has read, a request's draft was the model drafter's, or would
+        have been at its full length.
+    runs_all_passes: an earlier `wants_model`, which the scheduler has sent to all ranks.
     """
 
     num_query_per_req = 1
@@ -189,6 +200,7 @@ class Speculator:
         vocab_size: int,
         max_concurrent: int,
         adaptive: bool = False,
+        num_model_tokens: int = 0,
         graph_sizes: Iterable[int] = (),
     ) -> None:
         self.proposer, self.k = proposer, proposer.k
@@ -198,6 +210,8 @@ class Speculator:
         self.max_concurrent = max_concurrent
         self.width = max_concurrent * (self.k + 1)
         self.enable_adaptive_verification = adaptive
+        self.num_model_tokens = num_model_tokens
+        self.wants_model = self.runs_all_passes = True
         self.drafts = torch.zeros(max_num_reqs, self.k, dtype=torch.int64, device=device)
         self.draft_token_confidence_probs = torch.zeros(max_num_reqs, self.k, device=device)
         self.texts = Texts(max_num_reqs, max_model_len)
@@ -213,7 +227,7 @@ class Speculator:
         sources, size = proposer.options.sources, table_size(max_num_reqs, max_model_len, proposer.options.memory_bytes)
         own = "request" in sources or "group" in sources
         self.table = NgramTable(*size, vocab_size, of_groups=own, of_all="common" in sources)
-        self.drafter = Drafter(self.table, max_num_reqs, self.k, self.width, device, adaptive)
+        self.drafter = Drafter(self.table, max_num_reqs, self.k, self.width, device, self._has_confidences)
         self._sources = sources
         self._open_groups: dict[bytes, list[int]] = {}  # by key: number in the table, count of requests
         self._num_opened = 0
@@ -221,6 +235,10 @@ class Speculator:
         self._pages = np.zeros(max_num_reqs, np.int64)
         self._keys = np.empty(max_num_reqs, object)
         self._groups, self._tabled = np.zeros((2, max_num_reqs), np.int32)
+
+    @property
+    def _has_confidences(self) -> bool:
+        return self.enable_adaptive_verification or self.num_model_tokens > 0
 
     @property
     def is_paused(self) -> bool:
@@ -238,6 +256,7 @@ class Speculator:
     def update_requests(self, scheduler_output: Any) -> None:
         """Begin a step: handle new, ended and preempted requests, and start drafting."""
         self.num_planned = scheduler_output.num_spec_tokens_to_schedule
+        self.runs_all_passes = getattr(scheduler_output, "sam_wants_model", True)
         new = scheduler_output.scheduled_new_reqs
         if self._renew_noise and any(not request.req_id.startswith(WARMUP_REQUESTS) for request in new):
             renew_noise(self.tp_group)
@@ -281,8 +300,9 @@ class Speculator:
     def observe_output(self, output: Any) -> None:
         """Record the output of a step, whose tokens are being copied to the host."""
         if self.proposer.drafting:
-            texts = [self.texts.by_id.get(req_id) for req_id in output.model_runner_output.req_ids]
-            self.unread.append(Output(output, texts))
+            req_ids = output.model_runner_output.req_ids
+            states = [self.req_states.req_id_to_index[req_id] for req_id in req_ids] if self.num_model_tokens else []
+            self.unread.append(Output(output, [self.texts.by_id.get(req_id) for req_id in req_ids], states))
 
     def propose(
         self,
@@ -294,6 +314,7 @@ class Speculator:
         num_sampled: Any = None,
         num_rejected: Any = None,
         *args: Any,
+        model: ModelDrafts | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """Drafts for the next step: int64 [B, k], of which the planned number per row is verified.
@@ -301,15 +322,16 @@ class Speculator:
         Args:
             input_batch: the runner's InputBatch.
             num_sampled, num_rejected: int32 [B] on the device, results of the step's verification.
+            model: drafts of the model drafter.
             kwargs: other arguments of vLLM's BaseSpeculator.propose; only `dummy_run` is used.
         """
         drafts = self.drafts[: input_batch.num_reqs]
         if kwargs.get("dummy_run"):
             return drafts
         if self.proposer.drafting:
-            if self.enable_adaptive_verification:
+            if self._has_confidences:
                 self.drafter.learn(input_batch.idx_mapping, num_sampled, num_rejected)
-            self._draft(input_batch, drafts)
+            self._draft(input_batch, drafts, model)
         is_used = self.num_planned > 0 or self.enable_adaptive_verification
         return self._broadcast(drafts) if is_used else drafts
 
@@ -362,10 +384,24 @@ class Speculator:
                     counted.append((num_verified, int(self.texts.ends[text.row]) - gained - text.prompt_length, gained))
             if counted:
                 self.proposer.count(*map(list, zip(*counted, strict=True)))
+            if self.num_model_tokens and any(sampled.verified):
+                self._read_model(output, sampled)
+
+    def _read_model(self, output: Output, sampled: Sampled) -> None:
+        """Count the tokens of the model drafter, and see whether any request wants them."""
+        of_model = output.num_of_model()
+        self.wants_model = any(of_model)
+        verified = [min(*each) for each in zip(of_model, sampled.verified, strict=True) if each[0] > 0]
+        accepted = [
+            min(most, len(tokens) - 1)
+            for most, tokens in zip(of_model, sampled.tokens, strict=True)
+            if most > 0 and tokens
+        ]
+        self.proposer.count_model_tokens(sum(verified), sum(accepted))
 
     # ---- drafts
 
-    def _draft(self, input_batch: Any, drafts: torch.Tensor) -> None:
+    def _draft(self, input_batch: Any, drafts: torch.Tensor, model: ModelDrafts | None) -> None:
         """Write drafts for the next step and their confidences; without chains, token 0 with confidence 0."""
         texts = self.texts
         self._tabulate(slice(len(texts.req_ids)))
@@ -373,8 +409,9 @@ class Speculator:
         confidences = self.draft_token_confidence_probs[: len(drafts)]
         if found is None:
             drafts.zero_()  # vLLM wrote -1 if it planned none, and may still verify these
-            if self.enable_adaptive_verification:
+            if self._has_confidences:
                 confidences.zero_()
+                self.drafter.num_of_model.zero_()
             return
         rows = np.array([texts.by_id[req_id].row for req_id in input_batch.req_ids])
         chains, lengths, probabilities = (each[rows] for each in found)
@@ -390,6 +427,8 @@ class Speculator:
             states.total_len.gpu,
             drafts,
             confidences,
+            model,
+            self.num_planned,
         )
 
     def _tabulate(self, rows: slice) -> None:

@@ -104,10 +104,11 @@ class Output:
 
     source: the runner's AsyncOutput, with `num_verified`, the number of verified draft tokens of each request.
     texts: those of the B requests of the step; None for an unknown one.
+    states: their rows of request states, for `num_of_model`.
     """
 
-    def __init__(self, source: Any, texts: list[Text | None]) -> None:
-        self.source, self.texts = source, texts
+    def __init__(self, source: Any, texts: list[Text | None], states: Sequence[int] = ()) -> None:
+        self.source, self.texts, self.states = source, texts, states
 
     def is_there(self) -> bool:
         """Whether the tokens are on the host."""
@@ -121,3 +122,8 @@ class Output:
         for row, count in zip(rows, self.source.num_sampled_tokens_np.tolist(), strict=True):
             del row[count:]
         return Sampled(rows, self.source.num_verified)
+
+    def num_of_model(self) -> list[int]:
+        """Drafter.num_of_model of each request's verified draft, once `read` has returned."""
+        numbers: list[int] = self.source.num_of_model_np[self.states].tolist()
+        return numbers

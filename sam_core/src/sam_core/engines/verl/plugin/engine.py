@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from sam_core.engines.hooks import rebind
-from sam_core.engines.verl.plugin.run import uses_sam
+from sam_core.engines.verl.plugin.run import engine_arguments, uses_sam
 from sam_core.engines.verl.rollout_log import engine_stats
 from sam_core.engines.vllm.config import has_sam, replica_history
 from sam_core.engines.vllm.step_log import StepLog
@@ -49,16 +49,22 @@ def _preprocess_engine_kwargs(preprocess: Callable[[Any, dict[str, Any]], None])
     def preprocess_engine_kwargs(self: Any, engine_kwargs: dict[str, Any]) -> None:
         preprocess(self, engine_kwargs)
         replica_history(engine_kwargs, self.replica_rank)
-        if uses_sam({"engine_kwargs": {"vllm": engine_kwargs}}):
+        rollout = {"engine_kwargs": {"vllm": engine_kwargs}}
+        if uses_sam(rollout):
             mtp, split = self.config.get("mtp"), self.config.get("disaggregation")
-            for on, key in (
-                (mtp and mtp.get("enable") and mtp.get("enable_rollout"), "model.mtp.enable_rollout"),
-                (split and split.get("enabled"), "rollout.disaggregation.enabled"),
+            joins = engine_arguments(rollout)["speculative_config"].get("method") is None  # verl adds MTP's
+            for on, key, instead in (
+                (
+                    mtp and mtp.get("enable") and mtp.get("enable_rollout") and not joins,
+                    "model.mtp.enable_rollout",
+                    "keep one, or leave out speculative_config.method to draft with both",
+                ),
+                (split and split.get("enabled"), "rollout.disaggregation.enabled", "keep one"),
             ):
                 if on:
                     raise ValueError(
                         f"actor_rollout_ref.{key} and method sam in "
-                        "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config are both on: keep one"
+                        f"actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config are both on: {instead}"
                     )
 
     return preprocess_engine_kwargs

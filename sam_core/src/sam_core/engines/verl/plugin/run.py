@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sam_core.engines.vllm.config import speculative_config
+from sam_core.engines.vllm.config import names_sam, speculative_config
 
 
 def engine_arguments(rollout: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def engine_arguments(rollout: Mapping[str, Any]) -> dict[str, Any]:
 
 def uses_sam(rollout: Mapping[str, Any]) -> bool:
     """Whether the engine has method sam."""
-    return bool(engine_arguments(rollout).get("speculative_config", {}).get("method") == "sam")
+    return names_sam(engine_arguments(rollout).get("speculative_config", {}))
 
 
 def is_watched(rollout: Mapping[str, Any]) -> bool:

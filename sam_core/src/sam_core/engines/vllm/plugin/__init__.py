@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sam_core.engines.hooks import rebind
-from sam_core.engines.vllm.config import LOGGER
+from sam_core.engines.vllm.config import LOGGER, names_sam
 from sam_core.engines.vllm.plugin.speculator import register_speculator
 
 
@@ -30,13 +30,16 @@ def register() -> None:
 
 def _register() -> None:
     import vllm
+    from vllm.engine.arg_utils import EngineArgs
 
     from sam_core.engines.vllm.hooks import is_patched
 
     if is_patched(Path(vllm.__file__).parent):
-        LOGGER.debug("this vLLM has the patches of speculative method 'sam'; the plugin leaves it unchanged")
+        LOGGER.debug(
+            "this vLLM has the patches of speculative method 'sam'; the plugin only refuses what they do not do"
+        )
+        rebind(EngineArgs, "create_speculative_config", _refuse_combination)
         return
-    from vllm.engine.arg_utils import EngineArgs
 
     def with_sam(create: Callable[..., Any]) -> Callable[..., Any]:
         def create_speculative_config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,8 +60,20 @@ def _register() -> None:
     register_speculator()
 
 
+def _refuse_combination(create: Callable[..., Any]) -> Callable[..., Any]:
+    def create_speculative_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = self.speculative_config
+        if asks_for_sam(self) and isinstance(given, dict) and (method := given.get("method", "sam")) != "sam":
+            raise ValueError(
+                f"speculative method {method!r} drafts together with 'sam' in vLLM's second runner only: use an "
+                "unpatched vLLM with the plugin, or one of the two"
+            )
+        return create(self, *args, **kwargs)
+
+    return create_speculative_config
+
+
 def asks_for_sam(engine_args: Any) -> bool:
-    """Whether vLLM's EngineArgs name method sam, by `--spec-method` or in `--speculative-config`."""
+    """Whether vLLM's EngineArgs ask for sam, by method `sam` or the key `sam` next to another method."""
     given = engine_args.speculative_config
-    method = given.get("method") if isinstance(given, dict) else None
-    return "sam" in (method, getattr(engine_args, "spec_method", None))
+    return getattr(engine_args, "spec_method", None) == "sam" or isinstance(given, dict) and names_sam(given)

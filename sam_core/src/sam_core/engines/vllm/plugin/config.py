@@ -6,6 +6,7 @@ vLLM's processes receive it pickled, so each of them imports this module and the
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ STATE_K = 3
 """Draft tokens by default for a model whose layers keep a state: it has k + 1 states of each request."""
 STATE_SCHEDULE = ((8, 7), (32, 3))
 """SCHEDULE for such a model, in which each verified token writes a state."""
+MODEL_METHODS = ("mtp", "eagle", "eagle3", "dflash", "dspark", "draft_model")
+"""vLLM's methods with a model drafter."""
 MAX_STATE_K = 7
 """Draft tokens that vLLM's fused kernel for gated delta nets takes (model_executor/layers/mamba/gdn)."""
 
@@ -44,6 +47,8 @@ class SamSpeculativeConfig(SpeculativeConfig):
 
     sam: dict[str, Any] | None = None
     """Options of method `sam`."""
+    num_model_tokens: int = 0
+    """Draft tokens of the model drafter; 0 without one."""
     is_sam = True
     if TYPE_CHECKING:
         num_speculative_tokens: Any
@@ -60,20 +65,22 @@ class SamSpeculativeConfig(SpeculativeConfig):
             )
         if self.draft_sample_method != "greedy":
             raise ValueError(
-                "speculative method 'sam' has no draft model to sample from, as draft_sample_method "
-                f"{self.draft_sample_method!r} asks: leave it out"
+                "speculative method 'sam' drafts fixed tokens, and draft_sample_method "
+                f"{self.draft_sample_method!r} asks for sampled ones: leave it out"
             )
         if getattr(self.target_model_config, "enable_trace_replay", False):
             raise ValueError(
                 "speculative method 'sam' verifies drafts by the tokens that the model samples, which "
                 "enable_trace_replay replaces: leave out enable_trace_replay or speculative_config"
             )
-        if self.num_speculative_tokens is None:
-            self.num_speculative_tokens = STATE_K if self.has_state_layers else DEFAULT_K
-        elif self.has_state_layers and self.num_speculative_tokens > MAX_STATE_K:
+        if self.method != core.CARRIER:
+            self._join_model()
+        elif self.num_speculative_tokens is None:
+            self.num_speculative_tokens = self._default_k()
+        if self.has_state_layers and self.num_speculative_tokens > MAX_STATE_K:
             LOGGER.warning(
-                "num_speculative_tokens is %d: layers of this model keep a state, the engine has one more of it per "
-                "request for each draft token, and vLLM's fast kernels take at most %d draft tokens",
+                "num_speculative_tokens is %d: each draft token adds one state of this model's state layers per "
+                "request, and vLLM's fused kernel takes at most %d draft tokens",
                 self.num_speculative_tokens,
                 MAX_STATE_K,
             )
@@ -90,8 +97,39 @@ class SamSpeculativeConfig(SpeculativeConfig):
                 (1, options.threshold, self.num_speculative_tokens),
                 (options.threshold + 1, options.threshold + 1, 0),
             ]
-        super().__post_init__()
+        if not self.num_model_tokens:
+            super().__post_init__()
         self.enable_adaptive_verification |= adaptive  # vLLM up to 0.29 sets it for DSpark only
+
+    def _join_model(self) -> None:
+        """Configure the model drafter, and then the longer drafts of both together."""
+        super().__post_init__()
+        if self.method not in MODEL_METHODS:
+            raise ValueError(
+                f"speculative method {self.method!r} cannot draft together with 'sam': use method 'sam' alone, or one "
+                f"of {', '.join(MODEL_METHODS)}"
+            )
+        if self.num_speculative_tokens is None:
+            raise ValueError(
+                f"method {self.method!r} with 'sam' needs num_speculative_tokens, the model's draft tokens"
+            )
+        self.num_model_tokens = self.num_speculative_tokens
+        self.num_speculative_tokens = max(self._default_k(), self.num_model_tokens)
+        LOGGER.info(
+            "method %s drafts %d tokens per request, and sam continues or replaces them, up to %d",
+            self.method,
+            self.num_model_tokens,
+            self.num_speculative_tokens,
+        )
+
+    def of_model(self) -> SamSpeculativeConfig:
+        """The configuration of the model drafter."""
+        own = copy.copy(self)
+        own.num_speculative_tokens, own.num_speculative_tokens_per_batch_size = self.num_model_tokens, None
+        return own
+
+    def _default_k(self) -> int:
+        return STATE_K if self.has_state_layers else DEFAULT_K
 
     def use_ngram_gpu(self) -> bool:
         return False  # otherwise vLLM up to 0.31 keeps no compiled graphs
@@ -102,8 +140,8 @@ class SamSpeculativeConfig(SpeculativeConfig):
 
         if self.has_state_layers and problem(Path(vllm.__file__).parent, STATES):
             raise ValueError(
-                "some layers of this model keep a state, of which this vLLM reads a wrong one in steps without drafts: "
-                "install vLLM 0.32 or later, or leave speculative_config out"
+                "this vLLM reads wrong states of the model's state layers (linear attention, Mamba) in steps without "
+                "drafts: install vLLM 0.32 or later, or leave speculative_config out"
             )
 
     @property
@@ -123,7 +161,7 @@ class SamSpeculativeConfig(SpeculativeConfig):
         """
         self.enable_adaptive_verification = False
         if self.target_parallel_config.data_parallel_size > 1:
-            self.num_speculative_tokens = min(SCHEDULE[-1][1], self.num_speculative_tokens)
+            self.num_speculative_tokens = max(min(SCHEDULE[-1][1], self.num_speculative_tokens), self.num_model_tokens)
         elif self.num_speculative_tokens_per_batch_size is None:
             schedule = STATE_SCHEDULE if self.has_state_layers else SCHEDULE
             self.num_speculative_tokens_per_batch_size = by_batch_size(self.num_speculative_tokens, schedule)
@@ -134,4 +172,5 @@ class SamSpeculativeConfig(SpeculativeConfig):
         core.install()
 
     def __repr__(self) -> str:
-        return f"SamSpeculativeConfig(num_speculative_tokens={self.num_speculative_tokens}, sam={self.sam})"
+        own = f"method={self.method!r}, num_model_tokens={self.num_model_tokens}, " if self.num_model_tokens else ""
+        return f"SamSpeculativeConfig({own}num_speculative_tokens={self.num_speculative_tokens}, sam={self.sam})"

@@ -38,8 +38,11 @@ def create_speculative_config(engine_args: Any, target_model_config: Any, target
             if key in values:
                 raise ValueError(f"--{flag.replace('_', '-')} and --speculative-config['{key}'] exclude each other")
             values[key] = value
+    if values.get("method") == core.CARRIER:
+        values["method"] = "ngram"  # refused by the configuration, where CARRIER stands for sam alone
+    if values.get("method") == "sam" or not values.keys() & {"method", "model"}:
+        values["method"] = core.CARRIER
     values |= {
-        "method": core.CARRIER,
         "target_model_config": target_model_config,
         "target_parallel_config": target_parallel_config,
     }
@@ -190,8 +193,8 @@ def _process_inputs(process: Callable[..., Any]) -> Callable[..., Any]:
             and self.vllm_config.speculative_config.has_state_layers
         ):
             raise ValueError(
-                "a session cannot be resumed with speculative method 'sam' on a model whose layers keep a state: the "
-                "state of the end of a turn is lost; send each turn as a request with all tokens before it"
+                "streaming input is not supported with speculative method 'sam' on a model with state layers: send "
+                "each turn as a request with all tokens before it"
             )
         return process(self, *args, **kwargs)
 

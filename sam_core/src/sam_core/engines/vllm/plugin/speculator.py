@@ -26,7 +26,7 @@ def register_speculator() -> None:
                 return init(vllm_config, device, *args)
             from sam_core.engines.vllm.plugin import worker
 
-            return worker.init_speculator(vllm_config, device)
+            return worker.init_speculator(vllm_config, device, lambda config: init(config, device, *args))
 
         return init_speculator
 

@@ -7,6 +7,7 @@ before.
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch
 
 from sam_core.engines.hooks import rebind
 from sam_core.engines.vllm.config import LOGGER, graph_sizes, proposer_settings
+from sam_core.engines.vllm.model_drafter import combine
 from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.runner2 import ChainProposer, Speculator, keep_equal
 from sam_core.engines.vllm.verification import Verification
@@ -28,6 +30,7 @@ _now = threading.local()
 def speculator_of(runner: Any) -> Speculator | None:
     """The drafter of a runner, if its engine has method sam."""
     speculator = getattr(runner, "speculator", None)
+    speculator = getattr(speculator, "sam", speculator)  # of a model drafter
     return speculator if isinstance(speculator, Speculator) else None
 
 
@@ -36,11 +39,12 @@ def sampling() -> Speculator | None:
     return getattr(_now, "speculator", None)
 
 
-def init_speculator(vllm_config: Any, device: torch.device) -> Speculator:
+def init_speculator(vllm_config: Any, device: torch.device, init_own: Callable[[Any], Any]) -> Any:
     """Build the drafter for a VllmConfig with method sam; replaces vLLM's function (gpu/spec_decode/__init__.py).
 
     Args:
         device: where the engine keeps drafts.
+        init_own: vLLM's function, which builds the model drafter for a VllmConfig.
     """
     from vllm.distributed.parallel_state import get_tp_group
 
@@ -55,7 +59,7 @@ def init_speculator(vllm_config: Any, device: torch.device) -> Speculator:
     )
     if model.runner_type == "pooling":
         proposer.drafting = False  # its answers have no tokens
-    return Speculator(
+    speculator = Speculator(
         proposer,
         vllm_config.scheduler_config.max_num_seqs,
         model.max_model_len,
@@ -64,8 +68,14 @@ def init_speculator(vllm_config: Any, device: torch.device) -> Speculator:
         model.get_vocab_size(),
         max_concurrent,
         adaptive=speculative.enable_adaptive_verification,
+        num_model_tokens=speculative.num_model_tokens,
         graph_sizes=graph_sizes(vllm_config),
     )
+    if not speculative.num_model_tokens:
+        return speculator
+    own = copy.copy(vllm_config)
+    own.speculative_config = speculative.of_model()
+    return combine(init_own(own), speculator, vllm_config)
 
 
 @functools.cache
@@ -127,6 +137,8 @@ def _initialize_kv_cache(initialize: Callable[..., Any]) -> Callable[..., Any]:
             speculator.req_states, self.req_states.sam_speculator = self.req_states, speculator
             if speculator.pauses and not isinstance(self.step_timing, StepTiming):  # a cache may be made repeatedly
                 self.step_timing = StepTiming(self.step_timing, speculator.pauses)
+            if speculator.num_model_tokens:
+                self.drafter = self.speculator  # verl 0.9.1 loads an MTP head's weights by the first runner's name
             if speculator.proposer.drafting:
                 _log_states(kv_cache_config, self.vllm_config)
         return initialize(self, kv_cache_config, *args, **kwargs)
@@ -147,8 +159,8 @@ def _log_states(kv_cache_config: Any, vllm_config: Any) -> None:
     each = sum(spec.max_memory_usage_bytes(vllm_config) * count for spec, count in states)
     cache = sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors)
     LOGGER.info(
-        "layers of this model keep states: %d of %.1f MiB per request with num_speculative_tokens %d; the cache of "
-        "%.1f GiB holds those of %d requests, without the tokens of its other layers",
+        "state layers: each request keeps %d states of %.1f MiB (num_speculative_tokens=%d); the cache of %.1f GiB "
+        "fits the states of %d requests, not counting the KV cache of attention layers",
         each // one,
         one / 2**20,
         vllm_config.speculative_config.num_speculative_tokens,
@@ -205,16 +217,23 @@ def _async_output(base: Any) -> Any:
         sam_speculator: Speculator | None = None
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.num_of_model = None
+            if (speculator := sampling()) and speculator.num_model_tokens and speculator.proposer.drafting:
+                # The next drafts overwrite it. It is cloned here because super().__init__ lets the copy stream wait.
+                self.num_of_model = speculator.drafter.num_of_model.clone()
             super().__init__(*args, **kwargs)
-            if (speculator := sampling()) is None:
+            if speculator is None:
                 return
             self.sam_speculator = speculator
             with stream(kwargs["copy_stream"], kwargs["main_stream"]):
                 self.num_rejected_np = async_copy_to_np(self.sampler_output.num_rejected)
+                if self.num_of_model is not None:
+                    self.num_of_model_np = async_copy_to_np(self.num_of_model)
                 self.copy_event.record(kwargs["copy_stream"])
             speculator.observe_output(self)
             self.model_runner_output.sam_report = speculator.proposer.report()
             self.model_runner_output.sam_pauses = speculator.is_paused
+            self.model_runner_output.sam_wants_model = speculator.wants_model
 
         @functools.cached_property
         def num_verified(self) -> list[int]:

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sam` together with a model drafter: the text is that of plain decoding, and both draft."""
+
+import importlib.util
+import random
+import types
+
+import pytest
+import tiny_qwen3
+import torch
+from conftest import AUTO, SEEDED, TIGHT, pause_at_random, start
+from engine_checks import settled, speculated
+from sam_core.engines.vllm.model_drafter import combine
+from schedule_draws import WORDS
+from test_same_text import SAMPLED
+from tiny_qwen3 import VOCAB
+
+
+@pytest.fixture(scope="module")
+def noisy(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("noisy")
+    tiny_qwen3.save_noisy(folder, model)
+    return {"method": "draft_model", "model": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def with_draft_model(model, noisy):
+    engine = start(model, AUTO, drafter=noisy, **TIGHT | {"max_num_batched_tokens": 64})
+    yield engine
+    engine.stop()
+
+
+def stats(engine):
+    """Counters of the drafters since the last call."""
+    before = getattr(engine, "seen", {})
+    (engine.seen,) = engine.engine.collective_rpc("sam_stats")
+    return {name: value - before.get(name, 0) for name, value in engine.seen.items()}
+
+
+def note_passes(worker):
+    """Runs in a worker: passes of the model drafter in each step since the last call; none if it cannot choose."""
+    drafter = worker.model_runner.speculator
+    if not drafter.chooses_passes:
+        return []
+    if not hasattr(drafter, "noted"):
+        drafter.noted, propose, run = [], drafter.propose, drafter._run_model
+
+        def note_step(*args, **kwargs):
+            if not kwargs.get("dummy_run"):
+                drafter.noted.append(0)
+            return propose(*args, **kwargs)
+
+        def note_pass(*args, **kwargs):
+            if drafter.noted:
+                drafter.noted[-1] += 1
+            return run(*args, **kwargs)
+
+        drafter.propose, drafter._run_model = note_step, note_pass
+    noted, drafter.noted[:] = [*drafter.noted], []
+    return noted
+
+
+def test_texts_of_random_schedules(plain, with_draft_model):
+    """Arrivals, priorities, preemption, chunked prompts; drafting pauses in half of the steps."""
+    assert "method='draft_model', num_model_tokens=3, num_speculative_tokens=15" in repr(
+        with_draft_model.engine.vllm_config.speculative_config
+    )
+    rng, preemptions = random.Random(0), 0
+    stats(with_draft_model)
+    for seeded in (False, True):
+        if seeded:
+            with_draft_model.engine.collective_rpc(pause_at_random)
+        prompts = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(4, 70))] for _ in range(4)] * 2
+        lengths, each = [rng.randrange(10, 60) for _ in prompts], SAMPLED * 2 if seeded else None
+        expected = plain.run(prompts, lengths, each=each)
+        priorities = [rng.randrange(3) for _ in prompts]
+        assert with_draft_model.run(prompts, lengths, rng.randrange(4), each=each, priorities=priorities) == expected
+        speculated(with_draft_model)
+        settled(with_draft_model)
+        preemptions += with_draft_model.log.preemptions
+    with_draft_model.engine.collective_rpc(pause_at_random, kwargs={"seed": None})
+    counted = stats(with_draft_model)
+    assert 0 < counted["accepted_model_tokens"] < counted["model_tokens"] < counted["proposed"]
+    assert preemptions > 0
+
+
+def test_new_text_is_drafted_by_the_model_and_known_text_by_the_automaton(plain, with_draft_model, prompts):
+    counted = []
+    for _ in range(2):
+        stats(with_draft_model)
+        assert with_draft_model.run(prompts[:4], 60) == plain.run(prompts[:4], 60)
+        counted.append(stats(with_draft_model))
+    assert counted[0]["accepted_model_tokens"] > 10 and counted[1]["accepted_history"] > 10
+    assert counted[1]["model_tokens"] < counted[0]["model_tokens"] / 2
+
+
+def test_by_batch_size_and_synchronously(plain, model, noisy, prompts):
+    engine = start(model, SEEDED, drafter=noisy, async_scheduling=False)
+    for each in (None, SAMPLED):
+        assert engine.run(prompts[:4], 40, stagger=2, each=each) == plain.run(prompts[:4], 40, each=each)
+        speculated(engine)
+    assert stats(engine)["accepted_model_tokens"] > 0
+    engine.stop()
+
+
+def test_eagle3_drafts_from_hidden_states(device, tmp_path_factory, prompts):
+    """Its untrained head is never right. Later passes run at first, and then no more, where vLLM can leave them out."""
+    target, head = (tmp_path_factory.mktemp(name) for name in ("target", "head"))
+    shape = {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    tiny_qwen3.save(target, **shape)
+    tiny_qwen3.save_tokenizer(target, WORDS)
+    tiny_qwen3.save_eagle3(head, target)
+    plain, engine = start(target), start(target, AUTO, drafter={"method": "eagle3", "model": str(head)})
+    for each in (None, SAMPLED):
+        engine.engine.collective_rpc(note_passes)
+        assert engine.run(prompts[:4], 40, stagger=2, each=each) == plain.run(prompts[:4], 40, each=each)
+        speculated(engine)
+    counted = stats(engine)
+    assert 0 < counted["model_tokens"] < counted["proposed"] / 2
+    (passes,) = engine.engine.collective_rpc(note_passes)
+    if importlib.util.find_spec("vllm.v1.worker.gpu.spec_decode.target_dependent_ar"):  # since vLLM 0.32
+        assert {*passes} <= {1, 3} and passes.count(1) > 10
+    else:
+        assert not passes
+    plain.stop()
+    engine.stop()
+
+
+CONFIG = types.SimpleNamespace(parallel_config=types.SimpleNamespace(data_parallel_size=1))
+
+
+class Own:
+    """A drafter of three tokens, and what its estimator learns."""
+
+    num_speculative_steps = 3
+
+    def __init__(self):
+        self.draft_token_confidence_probs, self.learned, self.passes = torch.ones(4, 3), None, []
+
+    def propose(self, batch, *args, num_speculative_tokens, **kwargs):
+        self.draft_token_confidence_probs[:, :] = 0.5
+        self.passes.append(num_speculative_tokens)
+        return torch.full((2, 3), num_speculative_tokens or -1)
+
+    def observe_verification(self, states, num_sampled, num_rejected):
+        self.learned = [*zip(num_sampled.tolist(), num_rejected.tolist(), strict=True)]
+
+
+def sam_of(**more):
+    def propose(batch, *args, model=None, **kwargs):
+        return model
+
+    proposer = types.SimpleNamespace(drafting=True)
+    given = {
+        "enable_adaptive_verification": True,
+        "runs_all_passes": True,
+        "draft_token_confidence_probs": torch.zeros(4, 15),
+    }
+    return types.SimpleNamespace(proposer=proposer, propose=propose, **given | more)
+
+
+def test_the_estimator_learns_of_the_models_own_tokens():
+    """Requests with another draft, the second with WANTED; three own tokens, of which one, all, and
+    all and more are accepted; the only own token of a step with one pass."""
+    of_model = torch.tensor([0, -1, 3, 3, 3, 1], dtype=torch.int32)
+    drafter = combine(Own(), sam_of(drafter=types.SimpleNamespace(num_of_model=of_model)), CONFIG)
+    sampled, rejected = torch.tensor([[5, 5, 2, 4, 9, 1], [3, 3, 4, 5, 2, 7]], dtype=torch.int32)
+    drafter.observe_verification(torch.arange(6), sampled, rejected)
+    assert drafter.learned == [(1, 0), (1, 0), (2, 2), (4, 0), (4, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("runs_all_passes", "planned", "passes"),
+    [(True, 15, 3), (False, 15, 1), (True, 0, 0), (True, 2, 2)],
+)
+def test_passes(runs_all_passes, planned, passes):
+    sam = sam_of(runs_all_passes=runs_all_passes)
+    drafter = combine(Own(), sam, CONFIG)
+    drafter.chooses_passes = True
+    model = drafter.propose(None, num_speculative_tokens=planned)
+    assert drafter.passes == [passes]
+    assert drafter.draft_token_confidence_probs is sam.draft_token_confidence_probs
+    assert (model is None) == (passes == 0) and sam.draft_token_confidence_probs.max() == 0
+    assert model is None or model.tokens.tolist() == [[passes] * passes] * 2 and model.confidences.shape == (2, passes)
