@@ -37,7 +37,7 @@ from sam_core.device_drafts import (
     factors,
     pack,
 )
-from sam_core.kernels import WANTED, Drafter, ModelDrafts
+from sam_core.kernels import Drafter, ModelDrafts
 
 from sam_lab.bench.completion import draft
 
@@ -198,10 +198,15 @@ class Device:
         if model.confidences is not None:
             likely_of_model[:, :m] = model.confidences
         expected, expected_of_model = (each[:, :planned].cumprod(1).sum(1) for each in (likely, likely_of_model))
-        longest = likely_of_model[:, :1].expand(-1, min(model.longest, planned)).cumprod(1).sum(1)
         is_better = expected_of_model > expected
-        wanted = torch.where((m < model.longest) & (longest > expected), WANTED, 0)
-        assert self.drafter.num_of_model[states].tolist() == torch.where(is_better, m, wanted).tolist()
+        assert self.drafter.num_of_model[states].tolist() == torch.where(is_better, m, 0).tolist()
+        full = torch.cat(
+            [likely_of_model[:, :m], self.rates()[MODEL + m : MODEL + model.longest].expand(len(states), -1)], 1
+        )
+        one = expected_of_model if m == 1 else likely_of_model[:, 0]
+        full = expected_of_model if m == model.longest else full[:, :planned].cumprod(1).sum(1)
+        worth = torch.stack([torch.maximum(expected, one), torch.maximum(expected, full)], 1)
+        assert torch.allclose(self.drafter.worth[states], worth, rtol=1e-5, atol=0)
         self.agreed, self.better = agrees, is_better
         tokens, classes, likely = (
             torch.where(is_better[:, None], a, b)
@@ -289,7 +294,7 @@ def test_the_draft_from_which_more_is_expected_is_chosen(k, m, longest, planned,
     device, texts = Device(table, k, 2 * (k + 1), k), [[rng.randrange(5) for _ in range(40)] for _ in range(3)]
     device.drafter.counts.copy_(torch.from_numpy(np.sort(device.rng.random((2, NUM_CLASSES)), 0)[::-1] * 50))
     add(table, texts, groups)
-    agreed = better = wanted = 0
+    agreed = better = 0
     for _ in range(40):
         sampled = [[rng.randrange(5) for _ in range(rng.randrange(3))] for _ in texts]
         rest = [[rng.randrange(5) for _ in range(rng.randrange(k + 3))] for _ in texts]
@@ -305,8 +310,7 @@ def test_the_draft_from_which_more_is_expected_is_chosen(k, m, longest, planned,
         device.draft(groups, texts, chains, sampled, probabilities, model, planned)
         agreed += (device.agreed & device.better).sum()
         better += device.better.sum()
-        wanted += (device.drafter.num_of_model[device.states] == WANTED).sum()
-    assert 5 < agreed < better < 110 and (wanted > 0) == (m < longest)
+    assert 5 < agreed < better < 110
 
 
 def add(table, texts, groups, pages=None, starts=None):
@@ -405,7 +409,7 @@ from triton.compiler import ASTSource
 number = {"num_requests", "num_slots", "base", "texts_stride"}
 number |= {"model_tokens_stride", "model_confidences_stride", "num_model_tokens", "num_planned"}
 types = dict.fromkeys(("requests", "states", "constants", "drafts", "model_tokens"), "i64")
-types |= dict.fromkeys(("counts", "prior", "confidences", "model_confidences"), "fp32")
+types |= dict.fromkeys(("counts", "prior", "confidences", "model_confidences", "worth"), "fp32")
 alone, joined = dict(LONGEST=0, ESTIMATED=False), dict(LONGEST=3, ESTIMATED=True)
 for kernel, constants, warps in (
     (kernels._draft, dict(K=3, W=8, SAMPLED=8, COLUMNS=16, LOOKED_UP=16, ADAPTIVE=False, **alone), 1),

@@ -160,9 +160,9 @@ def sam_of(**more):
 
 
 def test_the_estimator_learns_of_the_models_own_tokens():
-    """Requests with another draft, the second with WANTED; three own tokens, of which one, all, and
-    all and more are accepted; the only own token of a step with one pass."""
-    of_model = torch.tensor([0, -1, 3, 3, 3, 1], dtype=torch.int32)
+    """Requests with another draft; with three own tokens, of which one, all, and all and more are accepted; with the
+    only own token of a step with one pass."""
+    of_model = torch.tensor([0, 0, 3, 3, 3, 1], dtype=torch.int32)
     drafter = combine(Own(), sam_of(drafter=types.SimpleNamespace(num_of_model=of_model)), CONFIG)
     sampled, rejected = torch.tensor([[5, 5, 2, 4, 9, 1], [3, 3, 4, 5, 2, 7]], dtype=torch.int32)
     drafter.observe_verification(torch.arange(6), sampled, rejected)

@@ -44,19 +44,12 @@ class ModelDrafts(NamedTuple):
     tokens: int64 [B, M].
     confidences: float32 [B, M], the estimated probability that each token is accepted if all tokens before it are;
         None: the measured acceptance rate of each position.
-    longest: the drafter's maximum length. If M is smaller, the first token's confidence estimates the value of a draft
-        of that length.
+    longest: the drafter's maximum length.
     """
 
     tokens: torch.Tensor
     confidences: torch.Tensor | None
     longest: int
-
-
-WANTED = -1
-"""`num_of_model` of a request with another draft, for which a model draft of maximum length would have been better."""
-
-_WANTED = tl.constexpr(WANTED)
 
 
 class Drafter:
@@ -72,8 +65,9 @@ class Drafter:
         width: W.
         adaptive: whether drafts get confidences.
 
-    num_of_model: int32 [num_states], of each request's latest draft: the number of tokens that the model drafter made;
-        0 for another draft, or WANTED.
+    num_of_model: int32 [num_states], of each request's latest draft: the number of tokens that the model drafter made.
+    worth: float32 [num_states, 2], the expected number of accepted tokens of its better draft if the model drafter
+        runs one pass, and if it runs all.
     """
 
     def __init__(
@@ -87,6 +81,7 @@ class Drafter:
         self.counts = torch.zeros(2, table.NUM_CLASSES, device=device)  # verified, accepted
         self.classes = torch.full((num_states, k), table.FILLER, dtype=torch.int32, device=device)
         self.num_of_model = torch.zeros(num_states, dtype=torch.int32, device=device)
+        self.worth = torch.zeros(num_states, 2, device=device)
 
     def learn(self, states: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor) -> None:
         """Learn from a step that has verified the latest drafts of B requests.
@@ -161,6 +156,7 @@ class Drafter:
             self.classes,
             confidences,
             self.num_of_model,
+            self.worth,
             drafts if model is None else model.tokens,
             0 if model is None else model.tokens.stride(0),
             confidences if estimated is None else estimated,
@@ -196,6 +192,7 @@ def _draft(
     classes_ptr,
     confidences_ptr,
     num_of_model_ptr,
+    worth_ptr,
     model_tokens_ptr,
     model_tokens_stride,
     model_confidences_ptr,
@@ -309,11 +306,18 @@ def _draft(
                 model_confidence = tl.where(is_model, tl.load(estimated, mask=is_model, other=0.0), model_confidence)
             is_planned = is_column & (column < num_planned)
             expected = _expected(confidence, is_planned)
-            is_better = _expected(model_confidence, is_planned) > expected
+            expected_of_model = _expected(model_confidence, is_planned)
+            is_better = expected_of_model > expected
+            tl.store(num_of_model_ptr + state, tl.where(is_better, num_model_tokens, 0))
+            # What other numbers of passes would be worth: the first token alone, and later tokens by their position.
             first = tl.sum(tl.where(column == 0, model_confidence, 0.0), 0)
-            expected_full = _expected(tl.where(column < LONGEST, first, 0.0), is_planned)
-            is_wanted = (num_model_tokens < LONGEST) & (expected_full > expected)
-            tl.store(num_of_model_ptr + state, tl.where(is_better, num_model_tokens, tl.where(is_wanted, _WANTED, 0)))
+            is_longer = (column >= num_model_tokens) & (column < LONGEST)
+            later = _confidence(tl.where(is_longer, _MODEL + column, _FILLER).to(tl.int32), 0, counts_ptr, prior_ptr)
+            full = tl.where(is_longer, later, tl.where(column < num_model_tokens, model_confidence, 0.0))
+            expected_one = tl.where(num_model_tokens == 1, expected_of_model, first)
+            expected_full = tl.where(num_model_tokens == LONGEST, expected_of_model, _expected(full, is_planned))
+            tl.store(worth_ptr + 2 * state, tl.maximum(expected, expected_one))
+            tl.store(worth_ptr + 2 * state + 1, tl.maximum(expected, expected_full))
             tokens = tl.where(is_better, model_tokens, tokens)
             classes = tl.where(is_better, model_classes, classes)
             confidence = tl.where(is_better, model_confidence, confidence)
@@ -379,7 +383,7 @@ def _confidence(classes, probability, counts_ptr, prior_ptr):
     verified, accepted = tl.load(counts_ptr + classes), tl.load(counts_ptr + _NUM_CLASSES + classes)
     rate = (accepted + _PRIOR_SAMPLES * prior) / (verified + _PRIOR_SAMPLES)
     # A chain's probability is finer than its bin: scale it by the bin's acceptance rate over its prior.
-    fine = rate * (probability.to(tl.float32) / _SCALE) / tl.maximum(prior, 1e-6)
+    fine = rate * (probability * (1.0 / _SCALE)) / tl.maximum(prior, 1e-6)
     return tl.minimum(tl.maximum(tl.where(classes < _NUM_BINS, fine, rate), 0.0), 1.0)
 
 

@@ -101,7 +101,7 @@ def _combined(kind: Any) -> Any:
             """Let the drafter's acceptance estimator learn from its own tokens alone."""
             if not self.sam.proposer.drafting:
                 return  # only the first rank's confidences count
-            of_model = self.sam.drafter.num_of_model[idx_mapping].clamp(min=0)
+            of_model = self.sam.drafter.num_of_model[idx_mapping]
             accepted = torch.minimum(num_sampled - 1, of_model).clamp(min=0)
             rejected = torch.minimum(num_rejected, of_model - accepted)
             super().observe_verification(idx_mapping, accepted + 1, rejected)

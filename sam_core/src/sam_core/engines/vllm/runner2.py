@@ -59,6 +59,8 @@ TABLE_SHARE = 16
 """The table uses at most 1 / TABLE_SHARE of `memory_bytes`, on the device and on the host."""
 SLOT_BYTES = 13
 """Bytes of the table per n-gram and token, rounded up."""
+PASS_SHARE = 0.1
+"""Time of a pass of a model drafter as a share of a step: about what EAGLE-3 and MTP heads take next to 8B models."""
 MAX_CHAIN = 64
 """Maximum tokens that a pool drafts."""
 WARMUP_REQUESTS = ("_warmup_", "_v2_mixed_warmup")
@@ -180,9 +182,9 @@ class Speculator:
 
     req_states: the runner's RequestState, which holds the whole texts on the device; the runner sets it.
     num_planned: draft tokens per request that the scheduler plans for the next step.
-    wants_model: whether, in the latest step that the host has read, a request's draft was the model drafter's, or would
-        have been at its full length.
-    runs_all_passes: an earlier `wants_model`, which the scheduler has sent to all ranks.
+    wants_all_passes: whether the model drafter's later passes would have paid in the latest step that the host has
+        read: whether they add more expected tokens than PASS_SHARE of the step each.
+    runs_all_passes: an earlier `wants_all_passes`, which the scheduler has sent to all ranks.
     """
 
     num_query_per_req = 1
@@ -211,7 +213,7 @@ class Speculator:
         self.width = max_concurrent * (self.k + 1)
         self.enable_adaptive_verification = adaptive
         self.num_model_tokens = num_model_tokens
-        self.wants_model = self.runs_all_passes = True
+        self.wants_all_passes = self.runs_all_passes = True
         self.drafts = torch.zeros(max_num_reqs, self.k, dtype=torch.int64, device=device)
         self.draft_token_confidence_probs = torch.zeros(max_num_reqs, self.k, device=device)
         self.texts = Texts(max_num_reqs, max_model_len)
@@ -256,7 +258,7 @@ class Speculator:
     def update_requests(self, scheduler_output: Any) -> None:
         """Begin a step: handle new, ended and preempted requests, and start drafting."""
         self.num_planned = scheduler_output.num_spec_tokens_to_schedule
-        self.runs_all_passes = getattr(scheduler_output, "sam_wants_model", True)
+        self.runs_all_passes = getattr(scheduler_output, "sam_wants_all_passes", True)
         new = scheduler_output.scheduled_new_reqs
         if self._renew_noise and any(not request.req_id.startswith(WARMUP_REQUESTS) for request in new):
             renew_noise(self.tp_group)
@@ -388,9 +390,10 @@ class Speculator:
                 self._read_model(output, sampled)
 
     def _read_model(self, output: Output, sampled: Sampled) -> None:
-        """Count the tokens of the model drafter, and see whether any request wants them."""
-        of_model = output.num_of_model()
-        self.wants_model = any(of_model)
+        """Count the tokens of the model drafter, and decide whether its later passes pay."""
+        of_model, worth = output.of_model()
+        one, full = len(of_model) + worth.sum(0)
+        self.wants_all_passes = full > one * (1 + PASS_SHARE * (self.num_model_tokens - 1))
         verified = [min(*each) for each in zip(of_model, sampled.verified, strict=True) if each[0] > 0]
         accepted = [
             min(most, len(tokens) - 1)

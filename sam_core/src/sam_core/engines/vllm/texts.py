@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sam_core.engines.vllm.answers import stop_tokens, tokens_of_answer
 
@@ -104,7 +105,7 @@ class Output:
 
     source: the runner's AsyncOutput, with `num_verified`, the number of verified draft tokens of each request.
     texts: those of the B requests of the step; None for an unknown one.
-    states: their rows of request states, for `num_of_model`.
+    states: their rows of request states, for `of_model`.
     """
 
     def __init__(self, source: Any, texts: list[Text | None], states: Sequence[int] = ()) -> None:
@@ -123,7 +124,7 @@ class Output:
             del row[count:]
         return Sampled(rows, self.source.num_verified)
 
-    def num_of_model(self) -> list[int]:
-        """Drafter.num_of_model of each request's verified draft, once `read` has returned."""
-        numbers: list[int] = self.source.num_of_model_np[self.states].tolist()
-        return numbers
+    def of_model(self) -> tuple[list[int], npt.NDArray[np.float32]]:
+        """Drafter.num_of_model and Drafter.worth of each request's verified draft, once `read` has returned."""
+        numbers, worth = (each[self.states] for each in self.source.of_model_np)
+        return numbers.tolist(), worth

@@ -86,7 +86,7 @@ def _update_from_output(update: Callable[..., Any]) -> Callable[..., Any]:
         if report := getattr(model_runner_output, "sam_report", None):
             self.sam_report = report
         self.sam_pauses = getattr(model_runner_output, "sam_pauses", False)
-        self.sam_wants_model = getattr(model_runner_output, "sam_wants_model", True)
+        self.sam_wants_all_passes = getattr(model_runner_output, "sam_wants_all_passes", True)
         return update(self, scheduler_output, model_runner_output)
 
     return update_from_output
@@ -168,7 +168,7 @@ def _update_after_schedule(update: Callable[[Any, Any], None]) -> Callable[[Any,
             share = self.max_num_scheduled_tokens // max(len(self.running), 1)
             most = 0 if getattr(self, "sam_pauses", False) else self.num_spec_tokens
             scheduler_output.num_spec_tokens_to_schedule = max(min(most, share - 1), 0)
-        scheduler_output.sam_wants_model = getattr(self, "sam_wants_model", True)
+        scheduler_output.sam_wants_all_passes = getattr(self, "sam_wants_all_passes", True)
         update(self, scheduler_output)
 
     return update_after_schedule

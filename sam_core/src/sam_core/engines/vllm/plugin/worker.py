@@ -217,23 +217,23 @@ def _async_output(base: Any) -> Any:
         sam_speculator: Speculator | None = None
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self.num_of_model = None
+            self.of_model: list[torch.Tensor] = []
             if (speculator := sampling()) and speculator.num_model_tokens and speculator.proposer.drafting:
-                # The next drafts overwrite it. It is cloned here because super().__init__ lets the copy stream wait.
-                self.num_of_model = speculator.drafter.num_of_model.clone()
+                # The next drafts overwrite them. They are cloned before super().__init__ lets the copy stream wait.
+                drafter = speculator.drafter
+                self.of_model = [drafter.num_of_model.clone(), drafter.worth.clone()]
             super().__init__(*args, **kwargs)
             if speculator is None:
                 return
             self.sam_speculator = speculator
             with stream(kwargs["copy_stream"], kwargs["main_stream"]):
                 self.num_rejected_np = async_copy_to_np(self.sampler_output.num_rejected)
-                if self.num_of_model is not None:
-                    self.num_of_model_np = async_copy_to_np(self.num_of_model)
+                self.of_model_np = [async_copy_to_np(each) for each in self.of_model]
                 self.copy_event.record(kwargs["copy_stream"])
             speculator.observe_output(self)
             self.model_runner_output.sam_report = speculator.proposer.report()
             self.model_runner_output.sam_pauses = speculator.is_paused
-            self.model_runner_output.sam_wants_model = speculator.wants_model
+            self.model_runner_output.sam_wants_all_passes = speculator.wants_all_passes
 
         @functools.cached_property
         def num_verified(self) -> list[int]:
