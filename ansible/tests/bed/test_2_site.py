@@ -29,6 +29,8 @@ PACKAGING = (
 )
 """Files that packages leave when they are installed, add a user or have services enabled, and Debian's daily copies of
 them; the clock stays in step."""
+SELECTOR = r"\b(?:up|(?:node|npu|verl)_\w+|vllm:\w+)\b(?:\{[^}]*\})?"
+"""What an alert asks for."""
 BARE: dict[str, dict] = {}
 in_the_long_bed = pytest.mark.skipif(not os.environ.get("SAM_BED_LONG"), reason="takes minutes: make test-bed-long")
 
@@ -318,11 +320,17 @@ def test_monitoring_listens_where_it_should(bed: Bed, monitored: Result) -> None
         assert listening == {f"{host.address}:9100", f"{host.address}:8082"} | head
 
 
-def asked(head: Host, path: str, **arguments: str) -> list[dict]:
-    """Result of a query to Prometheus on the head."""
+def asked(head: Host, path: str, **arguments: str) -> dict:
+    """What Prometheus on the head answers."""
     url = f"http://127.0.0.1:9090/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
     script = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
-    return json.loads(head.run("python3", "-c", script, url))["data"]["result"]
+    return json.loads(head.run("python3", "-c", script, url))["data"]
+
+
+def alerts(head: Host) -> dict[str, dict]:
+    """Prometheus's alerts by name, with their state."""
+    (group,) = asked(head, "rules")["groups"]
+    return {rule["name"]: rule for rule in group["rules"]}
 
 
 def train_while(site: Site, head: Host, fault: Callable[[], None], **request: object) -> Result:
@@ -398,7 +406,7 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(bed: Bed, site: Site, conver
 
 
 @in_the_long_bed
-def test_every_query_of_the_dashboard_returns_data(bed: Bed, site: Site, monitored: Result) -> None:
+def test_every_query_of_dashboard_and_alerts_returns_data(bed: Bed, site: Site, monitored: Result) -> None:
     head = bed.hosts[0]
     request = {"recipe_launch_run": "watched", "recipe_launch_overrides": ["steps=30", "env.pause=1"]}
     trained = site.play("train", **request).must_pass()
@@ -406,12 +414,25 @@ def test_every_query_of_the_dashboard_returns_data(bed: Bed, site: Site, monitor
     queries = {target["expr"]: panel["title"] for panel in panels for target in panel["targets"]}
     now = time.time()
     begin = now - trained.seconds
-    found = {query: asked(head, "query_range", query=query, start=begin, end=now, step="1") for query in queries}
+
+    def series(query: str) -> list[dict]:
+        return asked(head, "query_range", query=query, start=begin, end=now, step="1")["result"]
+
+    found = {query: series(query) for query in queries}
     (LOGS / "dashboard.json").write_text(json.dumps({"begin": begin, "answers": found}))  # draw_dashboard.py
     assert not [queries[query] for query, series in found.items() if not series]
     assert len(found["npu_chip_info_utilization"]) == 48
     assert len(found["max by (instance, engine) (vllm:sam_switch_on)"]) >= 3, "an engine on each host"
-    head.until(lambda: asked(head, "query", query="verl_training_step") == [], "the ended run is not shown any more")
+    rules = alerts(head)
+    assert {(rule["health"], rule["state"]) for rule in rules.values()} == {("ok", "inactive")}
+    watched = {name for rule in rules.values() for name in re.findall(SELECTOR, rule["query"])}
+    assert len(watched) >= 9 and not [selector for selector in watched if not series(selector)]
+    bed.hosts[2].run("systemctl", "stop", "sam-rl-node-exporter")
+    head.until(lambda: alerts(head)["ExporterDown"]["state"] == "pending", "an exporter is missed")
+    assert [alert["labels"]["host"] for alert in alerts(head)["ExporterDown"]["alerts"]] == ["bed3"]
+    bed.hosts[2].run("systemctl", "start", "sam-rl-node-exporter")
+    none = {"resultType": "vector", "result": []}
+    head.until(lambda: asked(head, "query", query="verl_training_step") == none, "the ended run is not shown any more")
 
 
 def environments(bed: Bed) -> list[tuple[str, set[str]]]:
