@@ -3,9 +3,9 @@
 
 Both are tools of the Ascend HDK; the forms follow outputs of Atlas A3 hosts in public reports and Huawei's documents.
 The state is {"version": str, "dies": [{"npu", "chip", "phy", "health", "hbm_used", "hbm_total", "sdid", "vnic_link",
-"vnic_ip", "ip", "tls", "link", "net_health", "faults" (not always)}, ...], "super_pod": {"size", "id",
-"server_index"}, "processes": [{"phy", "pid", "name", "mb"}, ...], "ping_lost": [vnic address, ...]}. The programs in
-fakes/ print the file named by their arguments: a check of a host makes about a hundred calls, and an interpreter would
+"vnic_ip", "ip", "tls", "link", "net_health", "firmware", "compatibility", "faults" (not always)}, ...],
+"super_pod": {"size", "id", "server_index"}, "processes": [{"phy", "pid", "name", "mb"}, ...], "ping_lost": [vnic
+address, ...]}. The programs in fakes/ print the file named by their arguments: a check of a host makes about a hundred calls, and an interpreter would
 have to start for each.
 """
 
@@ -19,6 +19,7 @@ def healthy(number: int) -> dict:
         die = {"npu": phy // 2, "chip": phy % 2, "phy": phy, "health": "OK", "hbm_total": 65536}
         die |= {"hbm_used": 2886 if phy % 2 else 3143, "sdid": (number << 22) + (phy // 2 << 18) + phy, "tls": 0}
         die |= {"vnic_link": "UP", "vnic_ip": f"192.168.{number + 1}.{199 - phy}", "link": "DOWN", "net_health": "Init"}
+        die |= {"firmware": "7.8.0.6.201", "compatibility": "OK"}
         die["ip"] = f"10.{number + 1}.0.{100 + phy}"
         dies.append(die)
     super_pod = {"size": 384, "id": 0, "server_index": number}
@@ -82,6 +83,13 @@ def health(die: dict) -> str:
     return "\n".join(f"\t{name:<30} : {value}" for name, value in fields.items())
 
 
+def board(die: dict) -> str:
+    """`npu-smi info -t board -i NPU`."""
+    fields = {"NPU ID": die["npu"], "Software Version": "26.0.rc1", "Firmware Version": die["firmware"]}
+    fields |= {"Compatibility": die["compatibility"], "Board ID": "0x02", "Chip Count": 2}
+    return "\n".join(f"\t{name:<30} : {value}" for name, value in fields.items())
+
+
 def spod(state: dict, die: dict) -> str:
     """`npu-smi info -t spod-info -i NPU -c CHIP`."""
     pod = state["super_pod"]
@@ -119,6 +127,8 @@ def outputs(state: dict) -> dict[str, str]:
     for die in state["dies"]:
         phy = die["phy"]
         found[f"npu-smi info -t spod-info -i {die['npu']} -c {die['chip']}"] = spod(state, die)
+        if not die["chip"]:
+            found[f"npu-smi info -t board -i {die['npu']}"] = board(die)
         found[f"npu-smi info -t health -i {die['npu']} -c {die['chip']}"] = health(die)
         found |= {f"hccn_tool -i {phy} -{query} -g": text for query, text in queries(die).items()}
         for number in range(3):

@@ -107,6 +107,11 @@ FAULTS = [
         "dead die", r"bed2: die 5 \(NPU 2 chip 1\) has health 'Critical', expected OK: .+", npu(1, 5, health="Critical")
     ),
     Fault(
+        "other firmware",
+        r"the firmware differs between hosts \(7.7.0.1.231 on bed2; 7.8.0.6.201 on bed1, bed2, bed3\), expected .+",
+        npu(1, 4, firmware="7.7.0.1.231"),
+    ),
+    Fault(
         "SDID clash", r"bed3 die 0: SDID 4456451 is that of bed2 die 3 too, expected unique .+", npu(2, 0, sdid=4456451)
     ),
     Fault(

@@ -20,6 +20,7 @@ def info(count=16, **changes):
 
 MAP, SPOD = npu.mapping(STATE), npu.spod(STATE, STATE["dies"][0] | {"sdid": 0x400001})
 SPOD_TABLE = "| SDID : 0x400001 | Super Pod Size : 384 |\n| Super Pod ID : 3 | Server Index : 1 | Pod ID : 1 |\n"
+BOARD = npu.board(STATE["dies"][0])
 HEALTH = npu.health(STATE["dies"][0])
 IP, VNIC, LINK, _, TLS = npu.queries(STATE["dies"][0] | {"link": "UP"}).values()
 PING = npu.ping(0, "192.168.2.199", False)

@@ -41,22 +41,25 @@ def test_both_parts_are_installed_or_the_installation_has_not_ended(play, settin
 
 
 @pytest.mark.parametrize(
-    ("version", "records", "installs"),
+    ("version", "firmware", "records", "installs"),
     [
-        ("2.rc1", [], False),
-        ("1", [], True),
-        (None, [], True),
-        ("2.rc1", ["begun"], True),
-        ("1", ["waits 2.rc1"], False),
-        (None, ["waits 2.rc1"], False),
-        ("2.rc1", ["waits 1"], True),
-        ("1", ["begun", "waits 2.rc1"], True),
+        ("2.rc1", "7.1", [], False),
+        ("2.rc1", "7.0", [], True),
+        ("2.rc1", None, [], True),
+        ("1", "7.1", [], True),
+        (None, "7.1", [], True),
+        ("2.rc1", "7.1", ["begun"], True),
+        ("1", "7.0", ["waits 2.rc1"], False),
+        (None, "7.1", ["waits 2.rc1"], False),
+        ("2.rc1", "7.1", ["waits 1"], True),
+        ("1", "7.1", ["begun", "waits 2.rc1"], True),
     ],
 )
-def test_what_is_installed(version, records, installs):
+def test_what_is_installed(version, firmware, records, installs):
     """Before the restart npu-smi may still say the former version, or nothing."""
     values = read("ascend_driver/vars/main.yml")
-    values |= {"ascend_driver_state": {"version": version}, "ascend_driver_version": "2.RC1"}
+    state = {"version": version, "dies": [{"chip": 0, "firmware": firmware}, {"chip": 1}]}
+    values |= {"ascend_driver_state": state, "ascend_driver_version": "2.RC1", "ascend_firmware_version": "7.1"}
     values |= {"ascend_driver_records": {"stdout": "\n".join(records), "stdout_lines": records}}
     assert rendered(tasks("ascend_driver/tasks/check.yml")["Install"]["when"][0], **values) is installs
 
@@ -68,5 +71,5 @@ def test_what_is_installed(version, records, installs):
 def test_an_upgrade_goes_on_with_it(version, records, changes):
     upgrade = next(play for play in read("../playbooks/upgrade.yml") if "tasks" in play)
     (task,) = (task for task in upgrade["tasks"] if task["name"] == "Look whether this host changes")
-    values = {"ascend_driver_packages": {}, "ascend_driver_version": "2.RC1", "upgrade_version": version}
+    values = {"ascend_driver_packages": {}, "ascend_driver_version": "2.RC1", "npu_preflight_npu": {"version": version}}
     assert rendered(task["vars"]["upgrade_driver"], **values, ascend_driver_records={"stdout": records}) is changes

@@ -3,6 +3,7 @@
 
 import itertools
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.sam_rl.ascend.plugins.filter import preflight
 from ansible_collections.sam_rl.ascend.plugins.module_utils import npu
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
-from ansible_collections.sam_rl.ascend.plugins.modules import npu_info
+from ansible_collections.sam_rl.ascend.plugins.modules import host_info, npu_info
 
 ACCEPTED = ["Warning", "Alarm"]
 
@@ -22,6 +23,8 @@ def dies(host=0, **changes):
     for die in found:
         die.update(sdid=host * 100 + die["phy"], server_index=host, super_pod_id=3, tls=0)
         die["vnic_ip"] = f"192.168.{host + 1}.{die['phy'] + 1}"
+        if not die["chip"]:
+            die["firmware"] = "7.8.0"
     return found
 
 
@@ -88,11 +91,14 @@ def test_hosts_must_agree():
     other["dies"][5]["sdid"] = 4
     for die in other["dies"]:
         die["tls"], die["super_pod_id"] = 1, 8
+    other["dies"][2]["firmware"], other["dies"][4]["firmware"] = "7.7.0", None
     problems = preflight.across_hosts({"a": clash, "b": other})
     assert problems[0].startswith("b die 5: SDID 4 is that of a die 4 too, expected unique")
-    assert problems[1].startswith("tls switch differs between hosts (0 on a; 1 on b), expected the same on all")
-    assert problems[2].startswith("Super Pod ID differs between hosts (3 on a; 8 on b)")
-    assert len(problems) == 3
+    assert problems[1].startswith("the firmware differs between hosts (7.7.0 on b; 7.8.0 on a, b), expected the same")
+    assert problems[2].startswith("tls switch differs between hosts (0 on a; 1 on b), expected the same on all")
+    assert problems[3].startswith("Super Pod ID differs between hosts (3 on a; 8 on b)")
+    assert len(problems) == 4
+    assert preflight.across_hosts({"a": clash, "b": other}, installs=True) == [problems[0], *problems[2:]]
 
 
 @pytest.fixture
@@ -137,8 +143,24 @@ def test_the_addresses_in_hccn_conf_are_those_of_the_dies(read):
     down = {"hccn_tool -i 3 -vnic -g": "vnic link status: UP\nvnic ipaddr: \n"}
     assert codes(read(None, down)["errors"]) == ["vnic_down"]
     bare = read(None, npu_smi="/none/npu-smi")
-    want = {"host": "npu1", "version": "26.0.rc1", "installs": True}
+    want = {"host": "npu1", "version": "26.0.rc1", "firmware": "", "installs": True}
     assert codes(bare["errors"]) == ["npu_smi_missing"] and preflight.npu_problems(bare, want) == []
+
+
+@pytest.mark.parametrize(
+    ("compatibility", "errors", "warned"), [("NOK", ["firmware_incompatible"], False), ("UNKNOWN", [], True)]
+)
+def test_driver_and_firmware_are_of_one_release(read, compatibility, errors, warned):
+    module = npu_outputs.STATE["dies"][6] | {"firmware": "7.7.0.1.231", "compatibility": compatibility}
+    outputs = {"npu-smi info -t board -i 3": npu_outputs.npu.board(module)}
+    found = read(CONF, outputs)
+    assert codes(found["errors"]) == errors and ("firmware_incompatible" in codes(found["warnings_found"])) is warned
+    said = f"NPU 3: the compatibility of driver and firmware 7.7.0.1.231 is '{compatibility}', expected OK: install "
+    assert any(one["sentence"].startswith(said) for one in found["errors"] + found["warnings_found"])
+    want = {"host": "npu1", "version": "26.0.rc1", "firmware": "7.8.0.6.201", "installs": True}
+    assert preflight.npu_problems(found, want) == []
+    problem = preflight.npu_problems(found, {**want, "installs": False})[-1]
+    assert problem.startswith("npu1: npu-smi says firmware 7.7.0.1.231 of NPU 3, expected 7.8.0.6.201 (ascend_firmw")
 
 
 def test_health_states_are_accepted_and_faults_are_named(read):
@@ -173,7 +195,7 @@ def test_pings_go_once_round():
 
 
 def test_sentences_of_one_host():
-    want = {"host": "npu1", "version": "25.5.1", "installs": False}
+    want = {"host": "npu1", "version": "25.5.1", "firmware": "", "installs": False}
     (problem,) = preflight.npu_problems(state(), want)
     assert problem.startswith("npu1: npu-smi says driver 26.0.rc1, expected 25.5.1 (ascend_driver_version)")
     assert preflight.npu_problems(state(), {**want, "installs": True}) == []
@@ -183,6 +205,7 @@ def test_sentences_of_one_host():
 
 
 HOST = {"free_gb": {"/data": 100.0, "/var/lib/docker": 99.0}, "listening": {"22": ["0.0.0.0"]}, "unreachable_peers": []}
+HOST["kernel_upgrades"] = None
 FACTS = {"ansible_facts": {"ansible_bond0_7": {"ipv4": {"address": "10.0.0.1"}, "mtu": 1500}}}
 WANT = {"host": "npu1", "interface": "bond0.7", "address": "10.0.0.1", "free_gb": {"/data": 50}, "engine": "docker"}
 WANT |= {"network": "10.0.0.0/24", "firewalls": {"10.0.0.2": ["ufw"]}}
@@ -192,6 +215,7 @@ WANT |= {
     "unit_active": False,
     "clock_limit": 1.0,
     "provisioned": True,
+    "dies": 16,
 }
 
 
@@ -229,6 +253,11 @@ def test_unfit_host():
             "10.0.0.0/24` on every host.",
         ),
         (
+            {"kernel_upgrades": {"by": "dnf-automatic", "hold": "dnf versionlock add kernel"}},
+            "npu1: dnf-automatic may replace the kernel that the driver was built for, expected it on hold: call `dnf "
+            "versionlock add kernel` there, and",
+        ),
+        (
             {"engine": command("docker info", rc=127)},
             "npu1: docker is not on this host, expected a docker that answers",
         ),
@@ -247,6 +276,40 @@ def test_unfit_host():
     ):
         (problem,) = problems(**changes)
         assert problem.startswith(sentence) and problem.endswith("."), problem
+
+
+def test_kernels_that_are_upgraded_unasked(tmp_path, monkeypatch, capsys):
+    """By apt's and dpkg's own programs, with settings of their own, and by stand-ins for systemctl and dnf."""
+    apt, dpkg, timer = tmp_path / "apt.conf", tmp_path / "status", tmp_path / "systemctl"
+    monkeypatch.setenv("APT_CONFIG", str(apt))
+    monkeypatch.setenv("DPKG_ADMINDIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "dnf").write_text('#!/bin/sh\n[ "$*" = "--cacheonly --quiet versionlock list" ]\n')
+
+    def upgrades(unasked, state="install", running="apt-daily-upgrade"):
+        apt.write_text(f'Dir::Etc::main "none"; Dir::Etc::parts "none";\n{unasked}\n')
+        stanza = "Package: {}\nStatus: {} ok installed\nArchitecture: all\nVersion: 1\nMaintainer: m\nDescription: d\n"
+        names = ["linux-image-5.0-1-old", "linux-image-amd64"]
+        dpkg.write_text("\n".join(stanza.format(name, state) for name in names))
+        timer.write_text(f"#!/bin/sh\ncase $* in *{running}.timer*) echo active ;; *) echo inactive ;; esac\n")
+        for program in ("systemctl", "dnf"):
+            (tmp_path / program).chmod(0o755)
+        with patch_module_args({}), pytest.raises(SystemExit):
+            host_info.main()
+        return json.loads(capsys.readouterr().out)["kernel_upgrades"]
+
+    if not shutil.which("apt-config"):
+        pytest.skip("needs apt")
+    asks = 'APT::Periodic::Unattended-Upgrade "1";'
+    assert upgrades(asks) == {"by": "unattended-upgrades", "hold": "apt-mark hold linux-image-amd64"}
+    assert upgrades(asks, state="hold") is None
+    assert upgrades(asks + 'Unattended-Upgrade::Package-Blacklist { "linux-"; };') is None
+    assert upgrades(asks, running="other") is None
+    assert upgrades('APT::Periodic::Unattended-Upgrade "0";') is None
+    locks = {"by": "dnf-automatic", "hold": "dnf versionlock add kernel"}
+    assert upgrades("", running="dnf-automatic-install") == locks
+    (tmp_path / "dnf").write_text("#!/bin/sh\necho 'kernel-0:5.10.0-216.oe2203sp4.*'\n")
+    assert upgrades("", running="dnf-automatic-install") is None
 
 
 def test_the_ends_of_each_range_are_tried_between_hosts():

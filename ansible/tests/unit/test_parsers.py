@@ -14,6 +14,7 @@ PARSERS = {
     "spod": (npu.parse_spod, npu_outputs.SPOD),
     "spod table": (npu.parse_spod, npu_outputs.SPOD_TABLE),
     "ip": (npu.parse_ip, npu_outputs.IP),
+    "board": (npu.parse_board, npu_outputs.BOARD),
     "faults": (npu.parse_faults, npu_outputs.HEALTH),
     "vnic": (npu.parse_vnic, npu_outputs.VNIC),
     "link": (lambda text: npu.parse_status(text, "link status"), npu_outputs.LINK),
@@ -60,6 +61,7 @@ def test_small_outputs():
     assert (
         npu.parse_faults(npu_outputs.HEALTH) == "" and npu.parse_faults("Error Code : 8\nFaults : x, y\n") == "8, x, y"
     )
+    assert npu.parse_board(npu_outputs.BOARD) == {"firmware": "7.8.0.6.201", "compatibility": "OK"}
     assert npu.parse_ip(npu_outputs.IP) == "10.2.0.100"
     conf = "address_0=10.2.0.100\nnetmask_0=255.255.255.0\n# address_1=1\naddress_15 = 10.2.0.115\n"
     assert npu.parse_hccn_conf(conf) == {0: "10.2.0.100", 15: "10.2.0.115"}
@@ -84,6 +86,7 @@ def test_small_outputs():
         ("map", npu_outputs.MAP.splitlines()[0] + "\n", "listed no chip"),
         ("spod", npu_outputs.SPOD.replace("SDID", "XDID"), "no `sdid`"),
         ("spod", npu_outputs.SPOD.replace("384", "many"), "`super pod size` as 'many', not a number"),
+        ("board", "Compatibility : OK\n", "no `firmware version`"),
         ("ip", "ipaddr:\n", "no ipaddr"),
         ("vnic", "command not supported", "no link status"),
         ("tls", "dev_id:0, [pub cert] info:", "no tls switch"),
@@ -110,6 +113,31 @@ def test_no_input_crashes(name, data):
         parser(data.draw(st.one_of(cut, edit, st.text(max_size=200), st.just(good * 2))))
     except host_state.Unreadable as reason:
         assert 10 < len(str(reason)) < 400 and "\n" not in str(reason)
+
+
+def test_kernels_that_upgrades_bring():
+    """By the package without a version; older kernels stay as they are."""
+    text = "ii  linux-image-6.8.0-49-generic\nii  linux-image-6.8.0-50-generic\nii  linux-image-generic-hwe-24.04\n"
+    meta, running = "linux-image-generic-hwe-24.04", "linux-image-6.8.0-50-generic"
+    assert host_state.parse_kernels(text, "6.8.0-50-generic", []) == [running, meta]
+    held = text.replace(f"ii  {meta}", f"hi  {meta}")
+    assert host_state.parse_kernels(held, "6.8.0-50-generic", ["linux-image-6", "vim"]) == []
+    assert host_state.parse_kernels("rc  linux-image-amd64\n", "6.1.0-1-amd64", []) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "locked"),
+    [
+        ("kernel-0:5.10.0-216.0.0.115.oe2203sp4.*\n", True),
+        ("bash-0:5.1-1.*\nkernel-core-0:5.14.0-503.el9.*\n", True),
+        ("# Added by 'versionlock add' command\nPackage name: kernel\nevr = 6.12.1-1\n", True),
+        ("[main]\nexcludepkgs=vim kernel*\n", True),
+        ("kernel-headers-0:5.10.0-216.*\n!kernel-0:5.10.0-217.*\n[main]\nexclude=kernel-tools\n", False),
+        ("", False),
+    ],
+)
+def test_locks_of_dnf(text, locked):
+    assert host_state.parse_locked(text) is locked
 
 
 def test_ufw():

@@ -68,7 +68,7 @@ def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mappin
     state: result of host_info; facts: of setup; clock, engine: of the commands that ask the clock, and the container
     engine for its folder of images; want: host, interface, address, network, free_gb {path: GB}, engine, engine_gb
     (0: no matter), ports ["PORT", "FIRST-LAST", ..], unit_active, clock_limit, provisioned, firewalls
-    {address: [name, ..]}.
+    {address: [name, ..]}, dies (number).
     """
     host, problems = want["host"], []
     address = interface_of(facts, want["interface"]).get("ipv4", {}).get("address")
@@ -113,6 +113,11 @@ def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mappin
             f"({peer['reason']}), expected the hosts of npu_hosts to reach each other at {', '.join(want['ports'])} "
             f"and those that programs are given ({EPHEMERAL}): {repair}."
         )
+    if (upgraded := state["kernel_upgrades"]) and want["dies"]:
+        problems.append(
+            f"{host}: {upgraded['by']} may replace the kernel that the driver was built for, expected it on hold: call "
+            f"`{upgraded['hold']}` there, and later upgrade kernel and driver together."
+        )
     if problem := clock_problem(clock, want):
         problems.append(problem)
     return problems
@@ -156,21 +161,43 @@ def _dies(numbers: list[int]) -> str:
 def npu_problems(state: Mapping, want: Mapping) -> list[str]:
     """Sentences on the problems in one result of npu_info.
 
-    want: host, version, installs (whether provisioning installs it).
+    want: host, version, firmware ("" for any), installs (whether provisioning installs them).
     """
-    host = want["host"]
-    skip = {"npu_smi_missing"} if want["installs"] else set()
+    host, firmware = want["host"], want["firmware"].lower()
+    skip = {"npu_smi_missing", "firmware_incompatible"} if want["installs"] else set()
     problems = [f"{host}: {sentence}." for sentence in by_dies(e for e in state["errors"] if e["code"] not in skip)]
     if state["version"] and state["version"].lower() != want["version"].lower() and not want["installs"]:
         problems.append(
             f"{host}: npu-smi says driver {state['version']}, expected {want['version']} (ascend_driver_version): "
             "set ascend_driver_packages and run playbooks/provision.yml, or correct ascend_driver_version."
         )
+    other: dict[str, list[int]] = {}
+    for die in state["dies"] if firmware and not want["installs"] else ():
+        if "firmware" in die and (die["firmware"] or "").lower() != firmware:
+            other.setdefault(die["firmware"] or "none", []).append(die["npu"])
+    problems += [
+        f"{host}: npu-smi says firmware {found} of NPU {', '.join(map(str, npus))}, expected {want['firmware']} "
+        "(ascend_firmware_version): set ascend_driver_packages and run playbooks/provision.yml, or correct "
+        "ascend_firmware_version."
+        for found, npus in other.items()
+    ]
     return problems
 
 
-def across_hosts(states: Mapping[str, Mapping]) -> list[str]:
-    """Sentences on what must be unique or equal among hosts. states: {host: result of npu_info}."""
+def driver_differs(state: Mapping, version: str, firmware: str) -> bool:
+    """Whether a host has another driver than `version`, or another firmware than `firmware`, "" for any.
+
+    state: result of npu_info.
+    """
+    found = {(die["firmware"] or "").lower() for die in state.get("dies", ()) if "firmware" in die}
+    return (state.get("version") or "").lower() != version.lower() or bool(firmware and found != {firmware.lower()})
+
+
+def across_hosts(states: Mapping[str, Mapping], installs: bool = False) -> list[str]:
+    """Sentences on what must be unique or equal among hosts.
+
+    states: {host: result of npu_info}; installs: whether provisioning installs driver and firmware.
+    """
     problems = []
     owners: dict[Any, str] = {}
     for host, state in states.items():
@@ -188,14 +215,15 @@ def across_hosts(states: Mapping[str, Mapping]) -> list[str]:
                         "set up the super pod's server indexes and addresses again."
                     )
     for key, label, repair in (
+        ("firmware", "the firmware", "install the same by ascend_driver_packages and ascend_firmware_version"),
         ("tls", "tls switch", "set it alike by `hccn_tool -i N -tls -s enable 0` (or 1) on every die"),
         ("super_pod_id", "Super Pod ID", "use hosts of one super pod; super pods that RoCE joins are not supported"),
     ):
         groups: dict[Any, list[str]] = {}
         for host, state in states.items():
-            for value in {die[key] for die in state["dies"] if key in die}:
+            for value in {die[key] for die in state["dies"] if die.get(key) is not None}:
                 groups.setdefault(value, []).append(host)
-        if len(groups) > 1:
+        if len(groups) > 1 and not (installs and key == "firmware"):
             listed = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in sorted(groups.items()))
             problems.append(f"{label} differs between hosts ({listed}), expected the same on all: {repair}.")
     return problems
@@ -281,6 +309,7 @@ class FilterModule:
             "by_dies": by_dies,
             "host_problems": host_problems,
             "npu_problems": npu_problems,
+            "driver_differs": driver_differs,
             "across_hosts": across_hosts,
             "mtu_problems": mtu_problems,
             "ping_targets": ping_targets,

@@ -50,6 +50,23 @@ def parse_ufw(text):
     return re.search(r"^\s*ENABLED\s*=\s*[\"']?yes\b", text, re.MULTILINE | re.IGNORECASE) is not None
 
 
+def parse_kernels(text, release, left_alone):
+    """Packages that bring other kernels, of dpkg-query's lines `STATE NAME`; not those on hold or left alone.
+
+    release: that of the running kernel; left_alone: patterns of packages that unattended-upgrades does not touch.
+    """
+    names = re.findall(r"^ii +(linux-image\S*)", text, re.MULTILINE)
+    # An upgrade brings a new package of each version, as the one without a version requires it.
+    names = [name for name in names if not re.match(r"linux-image-(unsigned-)?\d", name) or release in name]
+    return [name for name in names if not any(re.match(pattern, name) for pattern in left_alone)]
+
+
+def parse_locked(text):
+    """Whether `dnf versionlock list` of dnf 4 or 5, or a line of dnf.conf that excludes packages, names the kernel."""
+    lists = r"^(Package name: +)?kernel(-core)?(-\d|\s|$)|^exclude(pkgs)? *=.*\bkernel(-core)?(\*|[\s,]|$)"
+    return re.search(lists, text, re.MULTILINE) is not None
+
+
 def existing(path):
     """`path` or its nearest ancestor that exists."""
     while not os.path.exists(path):

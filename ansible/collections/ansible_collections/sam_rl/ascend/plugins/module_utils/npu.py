@@ -117,6 +117,14 @@ def parse_spod(text):
     return {name: _number(fields, label, "`npu-smi info -t spod-info`") for name, label in labels.items()}
 
 
+def parse_board(text):
+    """`npu-smi info -t board -i N`: {firmware, compatibility}; the latter is "" where npu-smi does not print it."""
+    fields = _fields(text)
+    if not fields.get("firmware version"):
+        raise Unreadable("`npu-smi info -t board` printed no `firmware version`")
+    return {"firmware": fields["firmware version"], "compatibility": fields.get("compatibility", "")}
+
+
 def parse_vnic(text):
     """`hccn_tool -vnic -g`: {up, ip}; `ip` is None where none is set."""
     fields = _fields(text)

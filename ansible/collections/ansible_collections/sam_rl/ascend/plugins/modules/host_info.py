@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_info
-short_description: Free space, listening ports, reachable peers and active firewalls of a host
+short_description: Free space, listening ports, reachable peers, firewalls and upgrades of the kernel of a host
 options:
   paths: {description: Folders whose file system's free space is asked for, type: list, elements: path, default: []}
   peers: {description: Addresses of hosts to reach, type: list, elements: str, default: []}
@@ -24,14 +24,23 @@ free_gb: {description: Free GB by path, type: dict, returned: always}
 listening: {description: Addresses that are listened on by port, type: dict, returned: always}
 unreachable_peers: {description: "address, ports, reason", type: list, elements: dict, returned: always}
 firewalls: {description: "firewalld, ufw: those that are active", type: list, elements: str, returned: always}
+kernel_upgrades:
+  description: What upgrades the kernel unasked (C(by)), and the command against it (C(hold)); or null
+  type: dict
+  returned: always
 """
 
 import concurrent.futures
+import os
+import re
+import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import (
     free_gb,
+    parse_kernels,
     parse_listening,
+    parse_locked,
     parse_ufw,
     reachable,
 )
@@ -63,6 +72,44 @@ def firewalls(module):
     return found
 
 
+def said(*words):
+    """What a command prints, or nothing if it is not there or fails."""
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def content(path):
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def active(*timers):
+    return "active" in said("systemctl", "show", "--property=ActiveState", "--value", *timers).splitlines()
+
+
+def kernel_upgrades():
+    """{by, hold} if packages are upgraded unasked and the kernel is not on hold, else None."""
+    asks = ("apt-config", "dump", "--format", "%v%n")
+    if said(*asks, "APT::Periodic::Unattended-Upgrade").strip() not in ("", "0") and active("apt-daily-upgrade.timer"):
+        installed = said("dpkg-query", "--show", "--showformat=${db:Status-Abbrev} ${Package}\n", "linux-image*")
+        left_alone = said(*asks, "Unattended-Upgrade::Package-Blacklist").split()
+        if names := parse_kernels(installed, os.uname().release, left_alone):
+            return {"by": "unattended-upgrades", "hold": "apt-mark hold " + " ".join(names)}
+    settings = content("/etc/dnf/automatic.conf") + content("/etc/dnf/dnf5-plugins/automatic.conf")
+    applies = re.search(r"^ *apply_updates *= *(yes|true|1)\b", settings, re.MULTILINE | re.IGNORECASE)
+    if active("dnf-automatic-install.timer", *(("dnf-automatic.timer", "dnf5-automatic.timer") if applies else ())):
+        listed = said("dnf", "--cacheonly", "--quiet", "versionlock", "list") + content("/etc/dnf/dnf.conf")
+        if not parse_locked(listed):
+            return {"by": "dnf-automatic", "hold": "dnf versionlock add kernel"}
+    return None
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -91,6 +138,7 @@ def main():
         listening=listening(),
         unreachable_peers=[{"address": key[0], "reason": key[1], "ports": ports} for key, ports in lost.items()],
         firewalls=firewalls(module),
+        kernel_upgrades=kernel_upgrades(),
     )
 
 

@@ -48,6 +48,7 @@ from ansible_collections.sam_rl.ascend.plugins.module_utils.npu import (
     SMI_HINT,
     check_dies,
     check_host,
+    parse_board,
     parse_faults,
     parse_hccn_conf,
     parse_info,
@@ -111,6 +112,15 @@ def die_state(die, smi, hccn, configured):
 
     words = ("info", "-t", "spod-info", "-i", str(die["npu"]), "-c", str(die["chip"]))
     die.update(read("spod_unreadable", SMI_HINT, errors, lambda: parse_spod(smi(*words))) or {})
+    if not die["chip"]:  # firmware is a module's
+        call = ("info", "-t", "board", "-i", str(die["npu"]))
+        board = read("firmware_unreadable", SMI_HINT, warnings, lambda: parse_board(smi(*call)))
+        die["firmware"] = board["firmware"] if board else None
+        if board and board["compatibility"].upper() not in ("", "OK", "NA"):
+            sentence = f"NPU {die['npu']}: the compatibility of driver and firmware {board['firmware']} is "
+            sentence += f"{board['compatibility'][:40]!r}, expected OK: install both of one release, restart the host"
+            sink = warnings if board["compatibility"].upper() == "UNKNOWN" else errors
+            sink.append(problem("firmware_incompatible", sentence))
     number = ("-i", str(phy))
     hint = "check the driver and /etc/hccn.conf"
     vnic = read("vnic_unreadable", hint, errors, lambda: parse_vnic(hccn(*number, "-vnic", "-g")))
