@@ -37,6 +37,7 @@ SETTINGS = {
     "container_image_own_packages": ["sam-core", "."],
     "container_image_modules": ["verl"],
     "host_base_packages": {"apt": prepare.CACHED.split()},
+    "host_base_time_servers": [CONTROLLER],
     "host_base_venv_packages": {"apt": []},  # what the hosts install are wheels
     # In a container kernel.* and vm.* are those of the machine: the bed must not set them, and may not.
     "host_base_sysctl": {"net.core.somaxconn": "65535", "net.ipv4.tcp_max_syn_backlog": "65535"},

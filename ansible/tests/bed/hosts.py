@@ -99,6 +99,7 @@ class Host:
             "etc/hostname": f"{self.name}\n",
             "etc/hosts": f"127.0.0.1 localhost\n{names}",
             "etc/hccn.conf": "".join(f"address_{die['phy']}={die['ip']}\n" for die in dies),
+            "etc/chrony/chrony.conf": "pool 2.debian.pool.ntp.org iburst\n",
             "etc/sam-bed/clock": "0.000012\n",
             "etc/systemd/network/20-cluster.network": network,
             "etc/systemd/system/chrony.service": unit,

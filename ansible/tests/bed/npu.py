@@ -5,8 +5,8 @@ Both are tools of the Ascend HDK; the forms follow outputs of Atlas A3 hosts in 
 The state is {"version": str, "dies": [{"npu", "chip", "phy", "health", "hbm_used", "hbm_total", "sdid", "vnic_link",
 "vnic_ip", "ip", "tls", "link", "net_health", "firmware", "compatibility", "faults" (not always)}, ...],
 "super_pod": {"size", "id", "server_index"}, "processes": [{"phy", "pid", "name", "mb"}, ...], "ping_lost": [vnic
-address, ...]}. The programs in fakes/ print the file named by their arguments: a check of a host makes about a hundred calls, and an interpreter would
-have to start for each.
+address, ...]}. The programs in fakes/ print the file named by their arguments: a check of a host makes about a hundred
+calls, and an interpreter would have to start for each.
 """
 
 from __future__ import annotations

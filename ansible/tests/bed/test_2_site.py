@@ -62,6 +62,7 @@ def test_the_recipe_trains_on_all_hosts_with_drafts(bed: Bed, converged: Result)
     first, last = ((line["accepted"] / line["drafted"]) for line in (lines[0], lines[-1]))
     assert last > 0.5 > 0.1 > first, "drafts are accepted where the policy repeats itself"
     assert "Ray has 3 hosts and 48 NPU" in converged.messages
+    assert all(f"server {CONTROLLER} iburst" in host.run("cat", "/etc/chrony/chrony.conf") for host in bed.hosts)
 
 
 def test_ray_answers_the_cluster_s_hosts_alone(bed: Bed, converged: Result) -> None:
@@ -566,6 +567,7 @@ def test_teardown_leaves_nothing_of_ours(bed: Bed, site: Site, converged: Result
     )
     TIMES.append(("teardown.yml", result.seconds))
     for host in bed.hosts:
+        assert host.run("cat", "/etc/chrony/chrony.conf") == "pool 2.debian.pool.ntp.org iburst\n"
         bare = BARE[host.name]
         left = {f"/{name}" for name in set(host.files()) - set(bare["files"])} - packaged(host, bare["packages"])
         assert not [name for name in left if not re.match(PACKAGING, name)], left

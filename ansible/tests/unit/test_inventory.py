@@ -40,6 +40,7 @@ def test_good_inventory():
     assert problems() == []
     assert problems(first={"cluster_interface": "enp189s0f0"}) == []
     assert problems(ascend_driver_version="26.0.RC1.1") == []
+    assert problems(host_base_time_servers=["ntp1.site", "fd00::1"], host_base_time_service="chronyd") == []
     assert problems(teardown_data="true", recipe_launch_run="2026-11-25_sam.off") == []
 
 
@@ -97,6 +98,11 @@ def test_inventories_of_the_repository(sample):
             "ascend_driver_version is 25.0.RC1.1, expected 26.0.rc1 or newer for ",
         ),
         ({"ascend_driver_version": "newest"}, "ascend_driver_version is 'newest', expected a version such as 26.0.rc1"),
+        ({"host_base_time_servers": ["a b"]}, "host_base_time_servers has 'a b', expected a name or an address"),
+        (
+            {"host_base_time_servers": ["10.0.0.9"], "host_base_time_service": "ntpd"},
+            "host_base_time_servers is for chrony, and host_base_time_service is 'ntpd': remove one",
+        ),
         (DOCKER, "container_engine needs exactly one of container_image_base"),
         (DOCKER | {"container_image_base": "cann:latest"}, "container_image_base is 'cann:latest'"),
         (

@@ -324,6 +324,34 @@ def test_packages_of_a_family(path, manager, engine, wanted):
     assert set(rendered(task["ansible.builtin.package"]["name"], **values)) == wanted
 
 
+def test_time_servers_are_added_and_taken_out_again(play, tmp_path):
+    """Of chrony's own settings nothing changes; a second call changes nothing."""
+    file, called = tmp_path / "chrony.conf", tmp_path / "called"
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho $* >>{called}\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    values = read("host_base/vars/main.yml") | {"host_base_chrony": [str(file), str(tmp_path / "none")]}
+    values |= {"ansible_facts": {"pkg_mgr": "apt"}, "host_base_clock": {"stdout_lines": ["chrony.service", "loaded"]}}
+    values["host_base_clock"]["stdout"] = "chrony.service\nloaded"
+    remove = list(tasks("host_base/tasks/remove.yml").values())
+    (first,) = (number for number, task in enumerate(remove) if task["name"] == "Look for chrony's settings")
+    name, removes = [tasks("host_base/tasks/main.yml")["Name the time servers"]], remove[first : first + 2]
+    file.write_text("pool 2.debian.pool.ntp.org iburst\n")
+    for listed, servers, changed in (
+        (name, ["10.0.0.9", "ntp.site"], 1),
+        (name, ["10.0.0.9", "ntp.site"], 0),
+        (name, ["ntp.site"], 1),
+        (removes, ["ntp.site"], 2),
+        (removes, ["ntp.site"], 0),
+    ):
+        plays = [{"vars": values, "tasks": listed, "handlers": read("host_base/handlers/main.yml")}]
+        status, said = play(plays, path=str(tmp_path), host_base_time_servers=servers)
+        assert status == 0 and f"changed={changed} " in said, said
+        found = re.findall("^server (.*) iburst prefer$", file.read_text(), re.MULTILINE)
+        assert found == (servers if listed == name else [])
+    assert file.read_text() == "pool 2.debian.pool.ntp.org iburst\n"
+    assert called.read_text() == "try-restart chronyd.service\n"
+
+
 def test_the_image_of_an_archive():
     ours = "localhost/sam-rl:p-aaaaaaaaaaaa"
     for image, found in ((ours, ours), (f"{ours}-12345678", f"{ours}-12345678"), (f"{ours}-megatron-12345678", "")):

@@ -259,7 +259,22 @@ def _cluster_problems(hosts: list[str], settings: Mapping, options: Mapping, rep
         )
         return problems
     problems += _driver_problems(settings, repository) + _recipe_problems(settings, repository)
-    return problems + _image_problems(settings, repository)
+    return problems + _time_problems(settings) + _image_problems(settings, repository)
+
+
+def _time_problems(settings: Mapping) -> list[str]:
+    service, servers = settings.get("host_base_time_service", "auto"), settings.get("host_base_time_servers", [])
+    problems = [
+        f"host_base_time_servers has {_short(server)}, expected a name or an address: correct it."
+        for server in servers
+        if not re.fullmatch(r"[\w.:-]+", str(server), re.ASCII)
+    ]
+    if servers and service not in ("auto", "chrony", "chronyd"):
+        problems.append(
+            f"host_base_time_servers is for chrony, and host_base_time_service is {service!r}: remove one of them and "
+            "name the servers in that service's own settings."
+        )
+    return problems
 
 
 def _driver_problems(settings: Mapping, repository: str) -> list[str]:

@@ -52,7 +52,7 @@ def clock_problem(result: Mapping, want: Mapping) -> str | None:
     if reason and (want["provisioned"] or result["rc"] != MISSING):
         return (
             f"{want['host']}: its clock cannot be checked ({reason}), expected a clock synchronised by chrony: "
-            "start chronyd and give it a time server."
+            "start chronyd and give it a time server (host_base_time_servers)."
         )
     if offset is not None and abs(offset) > want["clock_limit"]:
         return (
