@@ -44,7 +44,7 @@ def steps(head: Host, run: str) -> list[dict]:
 @pytest.fixture(scope="module")
 def converged(bed: Bed, site: Site) -> Result:
     """site.yml has run on bare hosts, once for all tests below."""
-    bed.hosts[0].run("sysctl", "-w", "net.ipv4.ip_local_reserved_ports=777,20990")
+    bed.hosts[0].run("sysctl", "-w", "net.ipv4.ip_local_reserved_ports=777,20980")
     for host in bed.hosts:
         BARE[host.name] = {"units": host.units(), "packages": packages(host), "files": host.files()}
     result = site.play("site").must_pass()
@@ -555,9 +555,9 @@ def test_teardown_leaves_nothing_of_ours(bed: Bed, site: Site, converged: Result
     head = bed.hosts[0]
     head.run("mkdir", "-p", "/tmp/ray/of-another-user")
     assert head.run("ls", "/var/lib/sam-rl-ray/session_latest/logs")
-    assert head.reserved() == "777,20000-20990"
+    assert head.reserved() == "777,20000-20989"
     result = site.play("teardown", "-e", "teardown_data=true").must_pass()
-    assert [host.reserved() for host in bed.hosts] == ["777,20990", "", ""]
+    assert [host.reserved() for host in bed.hosts] == ["777,20980", "", ""]
     kept = "what these playbooks did not create: models/own."
     assert [text for text in result.messages if text.startswith("bed1: left are")][0].endswith(kept)
     assert head.run("cat", "/srv/sam-rl/models/own/file") == "mine"

@@ -65,6 +65,7 @@ def test_inventories_of_the_repository(sample):
         ({"recipe": None}, "h1, h2: missing required arguments: recipe: correct the inventory"),
         ({"ray_prot": 1}, "h1, h2: the variable ray_prot is not known: did you mean ray_port"),
         ({"NNODES": 2}, "h1, h2: the variable NNODES is not known: the hosts of the group npu_hosts count"),
+        ({"container_image_port": 7}, "h1, h2: the variable container_image_port is not known: hosts take th"),
         ({"dies_per_host": "16"}, "h1, h2: dies_per_host is '16', expected int"),
         ({"container_engine": "lxc"}, "h1, h2: value of container_engine must be one of: docker, podman, none, got: l"),
         ({"model_store_items": [{"name": "a", "source": "/a"}]}, "h1, h2: missing required arguments: gb found in mod"),

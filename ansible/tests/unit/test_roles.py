@@ -233,13 +233,6 @@ def test_nothing_gives_root_what_lies_in_work_dir():
                 assert not re.search(r"^ +(owner|group):", block, re.MULTILINE), f"{path}: {block}"
 
 
-def test_downloads_go_to_the_target_s_file_system():
-    """Not through root's home, whose free space nothing checks."""
-    blocks = [b for p in ROLES.glob("*/tasks/*.yml") for b in re.split(r"\n(?= *- name: )", p.read_text())]
-    downloads = [block for block in blocks if "ansible.builtin.get_url" in block]
-    assert downloads and all('tmp_dest: "{{ install_root }}"' in block for block in downloads)
-
-
 def test_nothing_of_ray_lies_below_tmp():
     """A restart empties it, and so does the cleaner of old files, with what an idle Ray needs when a job starts."""
     for path in [*ROLES.glob("*/templates/*"), *ROLES.glob("*/tasks/*.yml")]:
@@ -360,17 +353,16 @@ def test_the_image_of_an_archive():
 
 
 def test_ray_s_ports_are_reserved_and_watched_wherever_they_are():
-    """The kernel prints 20000-20990 for what is reserved by default."""
 
     def default_of(role, name, **values):
         return rendered(name, **read(f"{role}/defaults/main.yml"), **values)
 
     usual = {"recipe_settings": {"recipe": {"cluster": {"hccl_ports": None}}}}
-    moved = {**usual, "ray_cluster_first_port": 30000, "ray_cluster_last_port": 30999, "container_image_port": 7}
+    moved = {**usual, "ray_cluster_first_port": 30000, "ray_cluster_last_port": 30999}
     ports = default_of("host_base", "host_base_reserved_ports", **usual)
     name = "net.ipv4.ip_local_reserved_ports"
-    assert host.sysctl_changes(f"{name} = 20000-20990", {name: ports}) == []
-    assert default_of("host_base", "host_base_reserved_ports", **moved) == "30000-30999,7"
+    assert host.sysctl_changes(f"{name} = 20000-20989", {name: ports}) == []
+    assert default_of("host_base", "host_base_reserved_ports", **moved) == "30000-30999"
     assert default_of("recipe_launch", "recipe_launch_watch_port") == 20000
     assert default_of("recipe_launch", "recipe_launch_watch_port", ray_cluster_first_port=30000) == 30000
 

@@ -29,8 +29,9 @@ REPLACED = {
     "master_addr": "cluster_address of the first host of npu_hosts counts",
     "socket_ifname": "cluster_interface counts",
     "npus_per_node": "dies_per_host counts",
+    "container_image_port": "hosts take the image from the shared folder of runs",
 }
-"""Variables of hand-edited launch scripts, and what replaces them here."""
+"""Variables of hand-edited launch scripts and of former releases, and what replaces them here."""
 
 OF_A_HOST = ("cluster_address", "cluster_interface")
 """Settings that may differ between hosts."""
