@@ -4,9 +4,11 @@
 import json
 import os
 import socket
+import subprocess
 import time
 
 import pytest
+from ansible_collections.sam_rl.ascend.plugins.action import cluster_lock
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def test_the_lock_of_another_machine_ends_in_time_or_when_it_is_broken(lock):
 def test_a_playbook_takes_it_again_and_gives_it_back(lock):
     path, run = lock
     status, said = run("held", "held", "free")
-    assert status == 0 and not path.exists(), said
+    assert status == 0 and path.read_text() == "", said
 
 
 def test_the_lock_of_a_process_here_that_has_ended_is_taken_over(lock):
@@ -56,3 +58,20 @@ def test_the_lock_of_a_process_here_that_has_ended_is_taken_over(lock):
     assert run("held")[0] != 0
     held(path, 0, machine=socket.gethostname(), process=2**22 + 1)
     assert run("held")[0] == 0
+
+
+def test_a_lock_that_was_not_written_whole_is_held(lock):
+    path, run = lock
+    held(path, 0)
+    path.write_text(path.read_text()[:20])
+    status, said = run("held")
+    assert status != 0 and "h: None on None" in said
+
+
+def test_one_of_many_that_take_it_at_once_has_it(tmp_path):
+    """And they see the same holder."""
+    words = [cluster_lock.command(str(tmp_path / "lock"), "held", f"{{{n}, ", "}", 9, False) for n in range(20)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in words]
+    said = [process.communicate()[0] for process in started]
+    assert said.count("") == 1
+    assert {text.split("\n")[1] for text in said if text} == {(tmp_path / "lock").read_text().strip()}
