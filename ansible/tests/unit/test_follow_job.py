@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When following a job ends: by its end, by a checkpoint that counts, or because hosts are lost."""
+"""When following a job ends: by its end, or because hosts are lost."""
 
 import types
 
@@ -14,7 +14,6 @@ READ = {
     "lines": [],
     "offset": 0,
     "free_gb": 1.0,
-    "watched": None,
     "step": 0,
 }
 READ |= {"refused": [], "silent": []}
@@ -38,13 +37,6 @@ def follow(monkeypatch):
         return end["outcome"], end["lost"], clock[0] / POLL
 
     return run
-
-
-def test_the_next_checkpoint_is_waited_for_until_its_step_is_logged(follow):
-    before, unlogged, after = {"watched": 5}, {"watched": None}, {"watched": 10}
-    assert follow(before, before, unlogged, unlogged, after) == ("written", [], 4)
-    assert follow(unlogged, before) == ("written", [], 5), "the step of a checkpoint may be logged first of all"
-    assert follow(before, {"active": "inactive"})[0] == "ended"
 
 
 def test_a_host_is_lost_without_an_answer_for_a_while_or_with_two_refusals(follow):

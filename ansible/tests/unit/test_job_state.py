@@ -31,26 +31,19 @@ def test_a_read_that_hangs_ends(tmp_path):
         job_state.within(5, lambda: os.stat(tmp_path / "none"))
 
 
-def test_a_checkpoint_counts_when_its_step_is_logged(tmp_path):
-    """verl writes the tracker file up to minutes before the step's line, which a trainer may write in parts."""
-    tracker, log = tmp_path / "latest", tmp_path / "steps.jsonl"
-    assert job_state.logged_checkpoint(None, None) is None
-    assert job_state.logged_checkpoint(tracker, log) is None
-    tracker.write_text("5")
-    assert job_state.logged_checkpoint(tracker, log) is None
+def test_a_step_is_finished_when_its_last_line_is_logged_whole(tmp_path):
+    log = tmp_path / "steps.jsonl"
+    assert job_state.finished_step(None) == job_state.finished_step(log) == 0
     rows = [{"step": 4, "data": {"timing_s/step": 1.0}}, {"step": 5, "data": {"critic/rewards/mean": 1.0}}]
     log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert job_state.logged_checkpoint(tracker, log) is None
-    last = json.dumps({"step": 5, "data": {"timing_s/step": 1.0}})
+    assert job_state.finished_step(log) == 4
     with log.open("a") as file:
-        file.write(last)
+        file.write(json.dumps({"step": 5, "data": {"timing_s/step": 1.0}}))
         file.flush()
-        assert job_state.logged_checkpoint(tracker, log) is None, "the line may not be whole"
+        assert job_state.finished_step(log) == 4
         file.write("\n")
-    assert job_state.logged_checkpoint(tracker, log) == 5
+    assert job_state.finished_step(log) == 5
     with log.open("a") as file:
         file.write(json.dumps({"step": 6, "data": {"pad": "x" * job_state.BLOCK, "timing_s/step": 1.0}}) + "\n")
         file.write(json.dumps({"step": 7, "data": {"timing_s/step": 1.0}}) + "\n")
-    assert job_state.logged_checkpoint(tracker, log) == 5
-    tracker.write_text("")
-    assert job_state.logged_checkpoint(tracker, log) is None
+    assert job_state.finished_step(log) == 7

@@ -135,6 +135,13 @@ def test_a_run_that_has_succeeded_goes_on_with_other_steps_alone(overrides, befo
     assert rendered(fits, **asked(overrides, before, ended, "6")) is True
 
 
+def test_an_upgrade_stops_no_run_that_would_start_again_from_nothing():
+    block = tasks("recipe_launch/tasks/continuable.yml")["Check that the active run can be continued"]["block"]
+    (task,) = (task for task in block if task["name"] == "Stop if it has no checkpoint")
+    for tracker in (None, "6"):
+        assert rendered(task["ansible.builtin.assert"]["that"], **asked([], [], tracker=tracker)) is bool(tracker)
+
+
 def run_in(folder, script, *words):
     """Lines that a script printed in a mount namespace of its own; $0 is `folder`, a new file system."""
     command = ["unshare", "--mount", "bash", "-ec", f'mount -t tmpfs new "$0"; cd "$0"; {script}', folder, *words]
@@ -500,14 +507,6 @@ def test_a_spare_host_is_used_at_once_and_in_later_calls(play, tmp_path):
     assert (tmp_path / "called").read_text() == "disable --now sam-rl-ray.service\n"
     status, said = play([{"tasks": [address]}], *words, **python)
     assert status == 0 and "b is 10.0.0.2 at s" in said, said
-
-
-def test_drain_problem():
-    for found, said in (
-        (end("lost", lost=["b"]), "was not stopped because Ray on b no longer answers, expected all"),
-        (end("timeout"), "wrote no checkpoint within 9 s, expected one to stop after"),
-    ):
-        assert host.drain_problem(found, "h", "/data/runs/r", 9).startswith(f"h: the run r {said}")
 
 
 def test_secret_variables_are_masked_wherever_they_are(tmp_path):

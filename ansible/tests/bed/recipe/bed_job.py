@@ -4,10 +4,9 @@
 The policy is a table of logits for the next of 24 tokens given the last one. A worker on each host samples answers,
 with sam_core drafting and each draft verified against the sample; the reward is the share of tokens that follow their
 predecessor. Steps go to steps.jsonl and, every few, to a checkpoint, with verl's tracker file, before their line; a
-second start goes on from it if the line is there, as llm_rl does. Settings: steps; pause (s a step) and sync (s between
-a checkpoint and the line of its step), both until it is resumed; every (steps between checkpoints, 0: none); pad (MB in
-a checkpoint); text (printed); fits (0: it does not); sam (off: without drafts). They are keys of a recipe: steps, sam,
-checkpoints.every, env.*.
+second start goes on from it if the line is there, as llm_rl does. Settings: steps; pause (s a step, until it is
+resumed); every (steps between checkpoints, 0: none); pad (MB in a checkpoint); text (printed); fits (0: it does not);
+sam (off: without drafts). They are keys of a recipe: steps, sam, checkpoints.every, env.*.
 It is watched as a run of verl is: each worker serves metrics under the names of vLLM's servers, with the values of its
 own sampling, and the driver names the workers in prometheus.yml and publishes its steps by llm_rl.prometheus.
 """
@@ -108,7 +107,7 @@ def main():
     parser.add_argument("--object-store", type=int)
     parser.add_argument("settings", nargs="*")
     options = parser.parse_args()
-    settings = {"steps": 8.0, "pause": 0.0, "sync": 0.0, "every": 1.0, "pad": 0.0, "text": "", "fits": 1.0, "sam": ""}
+    settings = {"steps": 8.0, "pause": 0.0, "every": 1.0, "pad": 0.0, "text": "", "fits": 1.0, "sam": ""}
     given = ((key.rpartition(".")[2], value) for key, value in (word.split("=") for word in options.settings))
     settings |= {key: value if key in ("text", "sam") else float(value) for key, value in given}
     folder, log = options.run_dir, options.run_dir / "steps.jsonl"
@@ -121,7 +120,7 @@ def main():
     logged = len(log.read_text().splitlines()) if log.exists() else 0
     if (folder / "checkpoint.json").exists() and logged >= json.loads((folder / "checkpoint.json").read_text())["step"]:
         state = json.loads((folder / "checkpoint.json").read_text())
-        settings["pause"] = settings["sync"] = 0.0
+        settings["pause"] = 0.0
         print(f"resumed after step {state['step']}", flush=True)
     print(settings["text"], flush=True)
     ray.init(address=os.environ["RAY_ADDRESS"])
@@ -158,7 +157,6 @@ def main():
             if settings["every"] and step % settings["every"] == 0:
                 save(folder / "checkpoint.json", state | {"pad": " " * int(settings["pad"] * 1e6)})
                 tracker.write_text(str(step))
-                time.sleep(settings["sync"])
             log.write_text("".join(json.dumps(line) + "\n" for line in state["lines"]))
             print(json.dumps(line), flush=True)
             publish([{"step": step, "data": data}])

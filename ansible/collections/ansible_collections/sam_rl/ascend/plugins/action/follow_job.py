@@ -3,8 +3,7 @@
 
 The module job_state reads the state. Returned: `outcome` is ended (`lost` are the hosts that did not answer when a job
 had failed), lost (the hosts in `lost` refused the connection twice in a row, or gave no answer for `silence` seconds),
-timeout, or, with `watch`, written (a new checkpoint whose step is logged); `result` and `status` are those of the unit,
-`step` is the newest finished step that was read.
+or timeout; `result` and `status` are those of the unit, `step` is the newest finished step that was read.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MAX_LINES = 40
 
 
 class ActionModule(ActionBase):
-    """Arguments: unit, log, offset, watch, steps, peers as of job_state; host; poll, silence and timeout in seconds."""
+    """Arguments: unit, log, offset, steps, peers as of job_state; host; poll, silence and timeout in seconds."""
 
     _requires_connection = True
 
@@ -34,7 +33,6 @@ class ActionModule(ActionBase):
         display = Display()
         refused: set[str] = set()
         since: dict[str, float] = {}  # when hosts that give no answer were asked first
-        watched: list[int | None] = []
         step = 0
         while True:
             now, state = time.monotonic(), self._read_state(args, task_vars)
@@ -62,9 +60,6 @@ class ActionModule(ActionBase):
             if gone:
                 return {**end, "outcome": "lost", "lost": sorted(gone)}
             refused = set(state["refused"])
-            watched = watched or [state["watched"]]
-            if state["watched"] not in (None, watched[0]):
-                return {**end, "outcome": "written"}
             if time.monotonic() >= deadline:
                 return {**end, "outcome": "timeout"}
             time.sleep(poll)

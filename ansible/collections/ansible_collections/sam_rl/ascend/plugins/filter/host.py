@@ -185,22 +185,6 @@ def target_problems(answer: str, head: str) -> list[str]:
     ]
 
 
-def drain_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
-    """One sentence on why a run was not stopped after a checkpoint. end: the result of follow_job."""
-    run = f"{host}: the run {folder.rpartition('/')[2]}"
-    if end["outcome"] == "lost":
-        return (
-            f"{run} was not stopped because Ray on {', '.join(end['lost'])} no longer answers, expected all hosts of "
-            "npu_hosts: see `journalctl -u sam-rl-ray` there, then run playbooks/upgrade.yml again; nothing was "
-            "changed."
-        )
-    return (
-        f"{run} wrote no checkpoint within {timeout} s, expected one to stop after: set recipe_launch_drain_timeout to "
-        "the time of checkpoints.every steps and run playbooks/upgrade.yml again; nothing was changed, the run "
-        "continues."
-    )
-
-
 class FilterModule:
     """The filters by name."""
 
@@ -215,5 +199,4 @@ class FilterModule:
             "replacements": replacements,
             "run_problem": run_problem,
             "target_problems": target_problems,
-            "drain_problem": drain_problem,
         }

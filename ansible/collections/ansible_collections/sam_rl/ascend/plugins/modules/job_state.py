@@ -11,8 +11,7 @@ options:
   unit: {description: Name of the unit, type: str, required: true}
   log: {description: Its log, type: path, required: true}
   offset: {description: Bytes of the log that were read already; -1 starts with its last lines, type: int, default: 0}
-  watch: {description: verl's tracker file of checkpoints, type: path}
-  steps: {description: "verl's step log, for C(step); a checkpoint's step must be in it for C(watched)", type: path}
+  steps: {description: "verl's step log, for C(step)", type: path}
   peers: {description: "What must answer: host, address, port", type: list, elements: dict, default: []}
   timeout: {description: Bound of a connection in seconds, type: int, default: 4}
 author: [the authors of this repository]
@@ -34,7 +33,6 @@ lines: {description: Whole lines that are new, type: list, elements: str, return
 offset: {description: Where the next read starts, type: int, returned: always}
 free_gb: {description: Free GB where the log is or null without its folder, type: float, returned: always}
 step: {description: The newest finished step in C(steps) or 0, type: int, returned: always}
-watched: {description: The step in C(watch) if C(steps) has it or null, type: int, returned: always}
 refused: {description: Hosts that refuse the connection, type: list, elements: str, returned: always}
 silent: {description: Hosts that give no answer, type: list, elements: str, returned: always}
 """
@@ -76,7 +74,6 @@ def main():
             "unit": {"type": "str", "required": True},
             "log": {"type": "path", "required": True},
             "offset": {"type": "int", "default": 0},
-            "watch": {"type": "path"},
             "steps": {"type": "path"},
             "peers": {"type": "list", "elements": "dict", "default": []},
             "timeout": {"type": "int", "default": 4},
@@ -93,15 +90,10 @@ def main():
 
     def files():
         free = free_gb(folder) if os.path.isdir(folder) else None
-        return (
-            *new_lines(log, module.params["offset"]),
-            free,
-            finished_step(module.params["steps"]),
-            logged_checkpoint(module.params["watch"], module.params["steps"]),
-        )
+        return *new_lines(log, module.params["offset"]), free, finished_step(module.params["steps"])
 
     try:
-        lines, offset, free, step, watched = within(STORAGE_SECONDS, files)
+        lines, offset, free, step = within(STORAGE_SECONDS, files)
     except (OSError, concurrent.futures.TimeoutError) as error:
         reason = getattr(error, "strerror", None) or f"no answer within {STORAGE_SECONDS} s"
         module.fail_json(
@@ -120,7 +112,6 @@ def main():
         offset=offset,
         free_gb=free,
         step=step,
-        watched=watched,
         refused=[host for host, reason in answers if reason == REFUSED],
         silent=[host for host, reason in answers if reason not in (None, REFUSED)],
     )
@@ -138,19 +129,6 @@ def within(seconds, read):
 
     threading.Thread(target=run, daemon=True).start()
     return answer.result(seconds)
-
-
-def logged_checkpoint(tracker, steps):
-    """The step of the newest checkpoint, None unless the step log has it too: a run goes on from no other.
-
-    verl writes the tracker file, then sends weights to the engines and validates, then logs the step.
-    """
-    try:
-        with open(tracker or os.devnull) as file:
-            number = int(file.read())
-    except (OSError, ValueError):
-        return None
-    return number if finished_step(steps) >= number else None
 
 
 def finished_step(steps):
