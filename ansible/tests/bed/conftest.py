@@ -33,12 +33,11 @@ SETTINGS = {
     "install_root": "/opt/sam-rl",
     "work_dir": "/srv/sam-rl",
     "ascend_driver_version": "26.0.rc1",
-    "container_engine": "none",
-    "container_image_own_packages": ["sam-core", "."],
+    "container_engine": "docker",
+    "container_image_base": f"bed/base@sha256:{64 * '1'}",
     "container_image_modules": ["verl"],
     "host_base_packages": {"apt": prepare.CACHED.split()},
     "host_base_time_servers": [CONTROLLER],
-    "host_base_venv_packages": {"apt": []},  # what the hosts install are wheels
     # In a container kernel.* and vm.* are those of the machine: the bed must not set them, and may not.
     "host_base_sysctl": {"net.core.somaxconn": "65535", "net.ipv4.tcp_max_syn_backlog": "65535"},
     "npu_preflight_install_gb": 2,
@@ -103,12 +102,7 @@ def site(bed: Bed, wheel_server: str) -> Site:
     """The repository's copy and the bed's inventory."""
     site = Site(RUN / "site", bed, SETTINGS)
     site.checkout()
-    requirements = site.folder / "requirements.lock"
-    requirements.write_text((prepare.wheels() / "requirements.lock").read_text())
-    site.settings |= {
-        "container_image_requirements": str(requirements),
-        "container_image_find_links": wheel_server,
-    }
+    site.settings["container_image_index"] = wheel_server
     return site
 
 

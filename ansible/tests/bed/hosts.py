@@ -112,9 +112,13 @@ class Host:
         for path, text in files.items():
             self.write(path, text)
         (self.root / "root/.ssh").chmod(0o700)
-        for program in ("npu-smi", "hccn_tool", "msnpureport", "npu-exporter", "chronyc", "all-reduce"):
+        for program in ("npu-smi", "hccn_tool", "msnpureport", "npu-exporter", "chronyc", "all-reduce", "docker"):
             shutil.copy(HERE / "fakes" / program, self.root / "usr/local/bin")
         self.set_npu(npu.healthy(self.number))
+        images = self.folder.parent / "images"
+        for folder in (images, self.root / "var/lib/sam-bed-images"):
+            folder.mkdir(exist_ok=True)
+        call("mount", "--bind", images, self.root / "var/lib/sam-bed-images")
         exported = self.folder.parent / "exported"
         for name, words in (("sam-rl", []), ("slow", [f"--write-rate={SLOW}"])):
             shared, mounted = self.folder.parent / name, self.root / "srv" / name

@@ -16,10 +16,11 @@ ANSIBLE = Path(__file__).resolve().parents[2]
 REPOSITORY = str(ANSIBLE.parent)
 PIN_SET = max(path.parent.name for path in Path(REPOSITORY).glob("patches/*/image.in"))
 GOOD = {"ansible_user": "root", "hosts_expected": 2, "dies_per_host": 16, "pin_set": PIN_SET}
-GOOD |= {"recipe": "dapo_qwen3_tiny_cpu", "container_engine": "none", "install_root": "/opt/sam-rl"}
+GOOD |= {"recipe": "dapo_qwen3_tiny_cpu", "container_engine": "docker", "install_root": "/opt/sam-rl"}
 GOOD |= {"cluster_network": "10.0.0.0/24", "cluster_interface": "eth0", "work_dir": "/data/sam-rl"}
 GOOD |= {"ray_port": 6379, "dashboard_port": 8265, "ascend_driver_version": "26.0.rc1"}
-DOCKER, ITEM = {"container_engine": "docker"}, {"name": "a", "source": "/a", "gb": 1}
+GOOD |= {"container_image_base": f"a@sha256:{64 * '1'}"}
+ITEM = {"name": "a", "source": "/a", "gb": 1}
 
 
 def inventory(hosts=2, first=None, **changes):
@@ -67,7 +68,7 @@ def test_inventories_of_the_repository(sample):
         ({"NNODES": 2}, "h1, h2: the variable NNODES is not known: the hosts of the group npu_hosts count"),
         ({"container_image_port": 7}, "h1, h2: the variable container_image_port is not known: hosts take th"),
         ({"dies_per_host": "16"}, "h1, h2: dies_per_host is '16', expected int"),
-        ({"container_engine": "lxc"}, "h1, h2: value of container_engine must be one of: docker, podman, none, got: l"),
+        ({"container_engine": "lxc"}, "h1, h2: value of container_engine must be one of: docker, podman, got: lxc"),
         ({"model_store_items": [{"name": "a", "source": "/a"}]}, "h1, h2: missing required arguments: gb found in mod"),
         ({"model_store_items": [ITEM | {"size": 2}]}, "h1, h2: the variable model_store_items.size is not known: the"),
         ({"work_dir": "data"}, "h1, h2: work_dir is 'data', expected an absolute path"),
@@ -104,13 +105,13 @@ def test_inventories_of_the_repository(sample):
             {"host_base_time_servers": ["10.0.0.9"], "host_base_time_service": "ntpd"},
             "host_base_time_servers is for chrony, and host_base_time_service is 'ntpd': remove one",
         ),
-        (DOCKER, "container_engine needs exactly one of container_image_base"),
-        (DOCKER | {"container_image_base": "cann:latest"}, "container_image_base is 'cann:latest'"),
+        ({"container_image_base": None}, "the inventory needs exactly one of container_image_base"),
+        ({"container_image_base": "cann:latest"}, "container_image_base is 'cann:latest'"),
+        ({"container_image_base": f"a@sha256:{64 * '0'}"}, "container_image_base still has the sample's digest"),
         (
-            DOCKER | {"container_image_base": f"a@sha256:{64 * '0'}"},
-            "container_image_base still has the sample's digest",
+            {"container_image_base": None, "container_image_archive": "/a"},
+            "container_image_archive_sha256 is not",
         ),
-        (DOCKER | {"container_image_archive": "/a"}, "container_image_archive_sha256 is not"),
     ],
 )
 def test_one_sentence(change, sentence):

@@ -253,25 +253,20 @@ def test_ray_stays_bound_to_mounted_storage():
         assert rendered(check["that"], **values) is right, (mount, bound)
 
 
-def test_an_environment_made_from_something_else_has_another_name(tmp_path):
-    lock = tmp_path / "requirements.lock"
+def test_an_environment_made_from_something_else_has_another_name():
     settings = [
-        {"container_engine": "docker", "container_image_base": "a@sha256:1"},
-        {"container_engine": "docker", "container_image_base": "a@sha256:2"},
-        {"container_engine": "docker", "container_image_archive": "/a.tar", "container_image_archive_sha256": "1"},
-        {"container_engine": "none", "container_image_requirements": str(lock)},
+        {"container_image_base": "a@sha256:1"},
+        {"container_image_base": "a@sha256:2"},
+        {"container_image_archive": "/a.tar", "container_image_archive_sha256": "1"},
     ]
-    lock.write_text("a==1")
     names = [named(one, "key", "folder", "wanted") for one in settings]
     assert names == [named(one, "key", "folder", "wanted") for one in settings]
-    lock.write_text("a==2")
-    names.append(named(settings[-1], "key", "folder", "wanted"))
     for one in zip(*names, strict=True):
         assert len(set(one)) == len(one)
     assert all(re.fullmatch("p-a{12}-[0-9a-f]{8}", key) for key, _, _ in names)
 
 
-RAY = {"ray_cluster_head": "h", "inventory_hostname": "h", "ray_cluster_asks": True, "container_engine": "none"}
+RAY = {"ray_cluster_head": "h", "inventory_hostname": "h", "ray_cluster_asks": True, "container_engine": "docker"}
 RAY |= {"ray_cluster_mount": {"stdout": ""}, "ray_cluster_first_port": 20000, "ray_cluster_last_port": 20989}
 RAY |= {"ray_cluster_cpus": 0, "ray_cluster_object_store": 0, "dashboard_port": 1, "dies_per_host": 16}
 
@@ -293,7 +288,7 @@ def test_logs_of_a_month_ago_are_removed_when_ray_starts(tmp_path):
 def test_ray_s_unit_changes_with_the_variables_of_runs():
     """A changed unit restarts Ray, whose workers have the variables of its start. Of secret ones it tells nothing."""
     task = tasks("ray_cluster/tasks/main.yml")["Read the SHA-256 of its variables"]
-    folder, wanted = named({"container_engine": "docker", "container_image_base": "a"}, "folder", "wanted")
+    folder, wanted = named({"container_image_base": "a"}, "folder", "wanted")
     values = {**RUN, **task["vars"], "ray_cluster_environment": {"content": base64.b64encode(wanted.encode()).decode()}}
     assert rendered(task["ansible.builtin.stat"]["path"], **values) == f"{folder}/env"
     values |= RAY
@@ -304,22 +299,17 @@ def test_ray_s_unit_changes_with_the_variables_of_runs():
     assert len(units) == 2 and not any("b" * 17 in unit for unit in units)
 
 
-BASE, VENV = {"chrony", "git", "nftables", "python3", "rsync"}, {"gcc", "python3-packaging"}
-
-
 @pytest.mark.parametrize(
-    ("path", "manager", "engine", "wanted"),
+    ("path", "manager", "wanted"),
     [
-        ("host_base/tasks/main.yml", "dnf5", "docker", BASE),
-        ("host_base/tasks/main.yml", "apt", "none", BASE | VENV | {"libc6-dev", "python3-dev", "python3-venv"}),
-        ("host_base/tasks/main.yml", "dnf", "none", BASE | VENV | {"python3-devel"}),
-        ("ascend_driver/tasks/install.yml", "apt", "", {"make", "dkms", "gcc", "linux-headers-5-1"}),
-        ("ascend_driver/tasks/install.yml", "dnf", "", {"make", "gcc", "kernel-headers-5-1", "kernel-devel-5-1"}),
+        ("host_base/tasks/main.yml", "dnf5", {"chrony", "git", "nftables", "python3", "rsync"}),
+        ("ascend_driver/tasks/install.yml", "apt", {"make", "dkms", "gcc", "linux-headers-5-1"}),
+        ("ascend_driver/tasks/install.yml", "dnf", {"make", "gcc", "kernel-headers-5-1", "kernel-devel-5-1"}),
     ],
 )
-def test_packages_of_a_family(path, manager, engine, wanted):
+def test_packages_of_a_family(path, manager, wanted):
     (task,) = (task for task in read(path) if "ansible.builtin.package" in task)
-    values = {**read(f"{path.partition('/')[0]}/defaults/main.yml"), **task["vars"], "container_engine": engine}
+    values = {**read(f"{path.partition('/')[0]}/defaults/main.yml"), **task["vars"]}
     values["ansible_facts"] = {"kernel": "5-1", "pkg_mgr": manager}
     assert set(rendered(task["ansible.builtin.package"]["name"], **values)) == wanted
 
@@ -560,27 +550,17 @@ def test_the_newest_logs_are_taken_up_to_a_size(tmp_path):
 VALUES = {"SECRET": "a $(touch run) `touch run` ; touch run", "QUOTES": """it's "so" \\ #""", "NUMBER": 7}
 
 
-@pytest.mark.parametrize("engine", ["none", "docker"])
-def test_variables_of_runs_arrive_as_they_are(engine, tmp_path):
-    """By a shell without an engine; an engine takes each line literally."""
+def test_variables_of_runs_arrive_as_they_are():
+    """An engine takes each line literally."""
     values = {"work_dir": "/d", "cluster_interface": "e0", "container_image_env": {"GLOO_SOCKET_IFNAME": "e1"}}
-    text = rendered(
-        "container_image/templates/env.j2", container_engine=engine, container_image_secret_env=VALUES, **values
-    )
-    (tmp_path / "env").write_text(text)
-    if engine == "none":
-        command = ["env", "-i", "bash", "-ec", "set -a; . ./env; env -0"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        found = dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
-    else:
-        found = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
+    text = rendered("container_image/templates/env.j2", container_image_secret_env=VALUES, **values)
+    found = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
     assert {name: found[name] for name in VALUES} == {name: str(value) for name, value in VALUES.items()}
     assert found["GLOO_SOCKET_IFNAME"] == "e1" and found["HCCL_SOCKET_IFNAME"] == "=e0", "HCCL takes e0 for a prefix"
     assert found["ASCEND_PROCESS_LOG_PATH"].startswith("/var/log/sam-rl/"), "a folder that containers share"
-    assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("engine", ["none", "docker", "podman"])
+@pytest.mark.parametrize("engine", ["docker", "podman"])
 def test_in_env_is_a_script(engine, tmp_path):
     values = {"install_root": "/opt/sam-rl", "work_dir": "/data", "pin_set": "p"}
     values |= {"container_image_name": "i:t", "container_image_folder": "/opt/sam-rl/environments/t"}
@@ -591,11 +571,9 @@ def test_in_env_is_a_script(engine, tmp_path):
     subprocess.run(["bash", "-n", script], check=True)
     text = script.read_text()
     # podman's own limit is 2048 tasks, and SELinux lets no container read what is mounted
-    assert ("--pids-limit -1 --security-opt label=disable" in text) == (engine != "none")
+    assert "--pids-limit -1 --security-opt label=disable" in text
     assert ("exec docker run" in text) == (engine == "docker") == ("--ulimit memlock=-1" in text)
-    assert ("mkdir -p /var/lib/sam-rl-ray" in text) == (engine != "none"), (
-        "podman does not create the folder of a mount"
-    )
+    assert "mkdir -p /var/lib/sam-rl-ray" in text, "podman does not create the folder of a mount"
 
 
 def test_two_short_commands_do_not_end_each_other(tmp_path):
@@ -732,7 +710,7 @@ def test_megatron_is_built_from_commits_of_any_branch(lock, tmp_path):
 
 def test_a_host_s_interface_is_not_given_to_the_others():
     """Of SAM_RL_INTERFACE on the head, Ray's runtime_env makes the variables of all hosts' processes."""
-    values = {"work_dir": "/d", "cluster_interface": "eth7", "container_engine": "docker"}
+    values = {"work_dir": "/d", "cluster_interface": "eth7"}
     values |= {"container_image_env": {}, "container_image_secret_env": {}}
     lines = rendered("container_image/templates/env.j2", **values).splitlines()
     names = ["HCCL_SOCKET_IFNAME==", "GLOO_SOCKET_IFNAME=", "TP_SOCKET_IFNAME="]

@@ -306,13 +306,11 @@ def _recipe_problems(settings: Mapping, repository: str) -> list[str]:
 
 
 def _image_problems(settings: Mapping, repository: str) -> list[str]:
-    if settings["container_engine"] == "none":
-        return []
     problems = []
     base, archive = (settings.get(f"container_image_{name}", "") for name in ("base", "archive"))
     if bool(base) == bool(archive):
         problems.append(
-            "container_engine needs exactly one of container_image_base (to build the image) and "
+            "the inventory needs exactly one of container_image_base (to build the image) and "
             "container_image_archive (to load it): set one."
         )
     if base and not re.fullmatch(r"[\w./:-]+@sha256:[0-9a-f]{64}", base):

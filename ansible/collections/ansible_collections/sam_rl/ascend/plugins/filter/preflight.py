@@ -77,18 +77,17 @@ def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mappin
             f"{host}: interface {want['interface']} has the address {address or 'none'}, expected "
             f"{want['address']}: correct cluster_interface or cluster_address in the inventory, or the host's network."
         )
-    if want["engine"] != "none":
-        reason, folder = command_problem(engine), engine["stdout"]
-        if reason or not folder.startswith("/"):
-            problems.append(
-                f"{host}: {reason or folder or 'no folder'}, expected a {want['engine']} that answers: install and "
-                "start it, or correct container_engine in the inventory."
-            )
-        elif state["free_gb"][folder] < want["engine_gb"]:
-            problems.append(
-                f"{host}: {state['free_gb'][folder]:.1f} GB are free for {folder}, where {want['engine']} keeps "
-                f"images, expected at least {want['engine_gb']} GB: free some, or move that folder to a larger disk."
-            )
+    reason, folder = command_problem(engine), engine["stdout"]
+    if reason or not folder.startswith("/"):
+        problems.append(
+            f"{host}: {reason or folder or 'no folder'}, expected a {want['engine']} that answers: install and "
+            "start it, or correct container_engine in the inventory."
+        )
+    elif state["free_gb"][folder] < want["engine_gb"]:
+        problems.append(
+            f"{host}: {state['free_gb'][folder]:.1f} GB are free for {folder}, where {want['engine']} keeps "
+            f"images, expected at least {want['engine_gb']} GB: free some, or move that folder to a larger disk."
+        )
     for path, min_gb in want["free_gb"].items():
         if state["free_gb"][path] < min_gb:
             problems.append(
