@@ -23,15 +23,23 @@ PARAMETERS: dict[str, dict[str, float]] = {
     "oldest": {},
     "batch": {"min_prob": 0.1},
     "auto": {},
+    "model": {},
+    "model+ngram": {"min": 2, "max": 5},
+    "model+length": {"threshold": 4},
+    "model+suffix": {"depth": 64, "factor": 1.0, "min_prob": 0.1, "threshold": 3},
+    "model+auto": {},
 }
 """Those of each method with their defaults. ngram and suffix are vLLM's, oldest is the article's rule (oldest
 occurrence, own text), batch is sam_core's default rule and sources. vLLM's names: prompt_lookup_min and
-prompt_lookup_max; suffix_decoding_max_tree_depth, suffix_decoding_max_spec_factor, suffix_decoding_min_token_prob."""
+prompt_lookup_max; suffix_decoding_max_tree_depth, suffix_decoding_max_spec_factor, suffix_decoding_min_token_prob.
+model is a drafter of the model's own; with it, the texts' draft replaces the model's: +ngram (vllm#24344) if there is
+one, +length (TensorRT-LLM) if the longest match has at least `threshold` tokens, +suffix (ArcticInference) if suffix
+decoding's score is at least `threshold`, +auto as the plugin does."""
 PEERS = ("ngram", "suffix")
 """Those of vLLM, which need packages and sources."""
 RANGES = (8, 32, 128)
 """Last number of running requests of each range that has a k of its own; the last range is open."""
-ARM = re.compile(r"([a-z]+)(?:\[([a-z_]+=[0-9.]+(?:,[a-z_]+=[0-9.]+)*)\])?:([0-9]+(?:/[0-9]+){3}|[1-9][0-9]*)")
+ARM = re.compile(r"([a-z+]+)(?:\[([a-z_]+=[0-9.]+(?:,[a-z_]+=[0-9.]+)*)\])?:([0-9]+(?:/[0-9]+){3}|[1-9][0-9]*)")
 
 
 class Arm(NamedTuple):
@@ -57,8 +65,8 @@ def parse(arm: str) -> Arm:
     if unknown := given.keys() - PARAMETERS[fixed[1]].keys():
         raise LabError(f"arm {arm!r}: {fixed[1]} has no parameter {', '.join(sorted(unknown))}")
     lengths = tuple(map(int, fixed[3].split("/")))
-    if not any(lengths) or fixed[1] == "auto" and len(lengths) > 1:
-        raise LabError(f"arm {arm!r}: {'auto takes one K' if any(lengths) else 'it never drafts'}")
+    if not any(lengths) or fixed[1].endswith("auto") and len(lengths) > 1:
+        raise LabError(f"arm {arm!r}: {f'{fixed[1]} takes one K' if any(lengths) else 'it never drafts'}")
     return Arm(fixed[1], PARAMETERS[fixed[1]] | given, lengths * (4 // len(lengths)))
 
 
@@ -74,9 +82,14 @@ def check(methods: Iterable[str]) -> None:
             ) from None
 
 
-def make(name: str, clock: Callable[[], float]) -> Any:
-    """A new drafter; `auto` times steps with `clock`. Raises LabError where vLLM's methods are not installed."""
+def make(name: str, clock: Callable[[], float], model: Any = None) -> Any:
+    """A new drafter; `auto` times steps with `clock`. Raises LabError where vLLM's methods are not installed.
+
+    model: the simulated ModelDrafter of methods that have one.
+    """
     arm = parse(name)
+    if arm.method.startswith("model"):
+        return _make_with_model(arm, clock, model)
     if arm.method == "ngram":
         return Ngram(arm)
     if arm.method == "suffix":
@@ -89,14 +102,33 @@ def make(name: str, clock: Callable[[], float]) -> Any:
     return Sam(arm, sam, clock)
 
 
+def _make_with_model(arm: Arm, clock: Callable[[], float], model: Any) -> Any:
+    from sam_lab.evidence.model import Alone, Best, Either, Longest, Texts
+
+    if arm.method == "model":
+        return Alone(arm, model)
+    if arm.method == "model+auto":
+        return Best(arm, model, clock)
+    texts: dict[str, Callable[[Arm], Texts]] = {"ngram": Ngram, "length": Longest, "suffix": Suffix}
+    return Either(arm, model, texts[arm.method.removeprefix("model+")](arm))
+
+
 class Sam:
     """`sam_core.proposer.SamProposer`, as an engine calls it."""
 
-    def __init__(self, arm: Arm, sam: dict[str, Any], clock: Callable[[], float]) -> None:
+    passes = 0
+
+    def __init__(
+        self,
+        arm: Arm,
+        sam: dict[str, Any],
+        clock: Callable[[], float],
+        proposer: type[SamProposer] = SamProposer,
+    ) -> None:
         self.arm = arm
         self.groups: Sequence[str] = ()
         self.rollouts = 0
-        self.proposer = SamProposer(
+        self.proposer = proposer(
             max(arm.lengths),
             sam,
             max_model_len=1 << 30,
@@ -135,6 +167,8 @@ class Sam:
 class Ngram:
     """vLLM's n-gram proposer; its ngram_gpu drafts the same tokens."""
 
+    passes = 0
+
     def __init__(self, arm: Arm) -> None:
         from sam_lab.bench.peers.ngram import ngram_proposer
 
@@ -147,6 +181,7 @@ class Ngram:
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         most = self.arm.k(len(active))
+        self.strengths = [0.0] * len(active)
         if not most:
             return [[]] * len(active)
         sampled = [[0] if may else [] for may in may_draft]
@@ -159,6 +194,8 @@ class Ngram:
 
 class Suffix:
     """arctic-inference's cache, called as vLLM's suffix decoding calls it."""
+
+    passes = 0
 
     CACHED_REQUESTS = 10_000
 
@@ -177,6 +214,7 @@ class Suffix:
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         drafts: list[list[int]] = []
         most = self.arm.k(len(active))
+        self.strengths = [0.0] * len(active)
         for i, length, may in zip(active, lengths.tolist(), may_draft, strict=True):
             if not may:
                 drafts.append([])
@@ -191,15 +229,15 @@ class Suffix:
                 drafts.append([])
                 continue
             pattern = self.table[i, max(0, length - self.depth) : length]
-            drafts.append(
-                self.cache.speculate(
-                    name,
-                    pattern,
-                    max_spec_tokens=most,
-                    max_spec_factor=self.arm.parameters["factor"],
-                    min_token_prob=self.arm.parameters["min_prob"],
-                ).token_ids
+            found = self.cache.speculate(
+                name,
+                pattern,
+                max_spec_tokens=most,
+                max_spec_factor=self.arm.parameters["factor"],
+                min_token_prob=self.arm.parameters["min_prob"],
             )
+            self.strengths[len(drafts)] = found.score
+            drafts.append(found.token_ids)
         return drafts
 
     def finish(self, ended: list[int]) -> None:

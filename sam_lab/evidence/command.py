@@ -21,14 +21,17 @@ from sam_lab.cli import LabError, check_outputs, digest, positive
 from sam_lab.evidence import data, report, tuning
 from sam_lab.evidence.arms import PEERS, check
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of, run_all
+from sam_lab.evidence.model import KINDS
 from sam_lab.evidence.rollout import Rollout
 from sam_lab.evidence.statistics import by_running, by_task, pooled, seconds, summary
-from sam_lab.evidence.worlds import EXPENSIVE, MEASURED, NAMES, STEPS, VERIFY, World, worlds
+from sam_lab.evidence.worlds import EXPENSIVE, MEASURED, NAMES, STEPS, VERIFY, World
 
 ARTICLE = "oldest:3/0/0/0"
 """The article's rule and switch."""
 AUTO = ("auto:15", "auto:3")
 """The recommended arm, which the others are compared with, and one with few draft tokens."""
+BOTH = ("model+auto:15", "auto:15")
+"""AUTO with a drafter of the model's own."""
 RUNNING = (16, 128, 256)
 PICTURED = 128
 EPILOG = """\
@@ -94,6 +97,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batches", type=positive, metavar="N", help="at most so many of a set; default: all")
     add("--tokens", type=positive, default=8192, metavar="N", help="of an answer at most (%(default)s)")
     add("--verify", type=float, default=VERIFY, metavar="X", help="world article: a share of a step (%(default)s)")
+    add("--drafter", choices=KINDS, metavar="KIND", help=f"simulate one of the model's: {', '.join(KINDS)}")
+    add(
+        "--correlation",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="of its accepted tokens with the texts' (%(default)s)",
+    )
     add("--without", nargs="+", choices=PEERS, default=[], metavar="METHOD", help="leave these out")
     add("--processes", type=positive, default=os.cpu_count(), metavar="N", help="default: one a processor")
     add("--out", type=Path, default=Path("outputs/evidence"), metavar="DIR", help="default: outputs/evidence")
@@ -113,11 +124,19 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"--tokens must be 3 or more, got {args.tokens}: of a shorter answer no draft can be accepted")
     if not args.verify >= 0:
         raise LabError(f"--verify must be 0 or more, got {args.verify}")
+    if not 0 <= args.correlation <= 1:
+        raise LabError(f"--correlation must be 0 to 1, got {args.correlation}")
+    if args.correlation and not args.drafter:
+        raise LabError("--correlation needs a --drafter")
     check(method for method in PEERS if method not in args.without)
-    settings = Settings(args.tokens, args.batches, args.verify)
+    settings = Settings(args.tokens, args.batches, args.verify, args.drafter, args.correlation)
     _prepare(args.out, settings, args.resume)
-    methods = [method for method in tuning.GRID if method not in args.without]
-    clocks = worlds(args.worlds, args.verify)
+    methods = [
+        method
+        for method in tuning.GRID
+        if method.startswith("model") == bool(args.drafter) and method.removeprefix("model+") not in args.without
+    ]
+    clocks = settings.worlds(args.worlds)
     done, chosen = _roll_out(args, settings, clocks, methods)
     result = _result(args, settings, clocks, done, chosen)
     write_json(args.out / "evidence.json", result)
@@ -177,12 +196,27 @@ def _roll_out(
         chosen[of, world.name, running] = {method: arm for method, arm in found.items() if arm}
     jobs = []
     for of, world, running in _cases(args, clocks):
-        jobs += [Job(of, "test", running, arm) for arm in (PLAIN, ARTICLE, *chosen[of, world.name, running].values())]
-        jobs += [Job(of, "test", running, arm, world.name) for arm in AUTO]
-        jobs += [Job(of, "test", running, AUTO[0], world.name, saved=True)] * data.SETS[of].earlier
+        arms = (PLAIN, *_fixed(settings), *chosen[of, world.name, running].values())
+        jobs += [Job(of, "test", running, arm) for arm in arms]
+        jobs += [Job(of, "test", running, arm, world.name) for arm in _autos(settings)]
+        if _has_saved(of, settings):
+            jobs.append(Job(of, "test", running, AUTO[0], world.name, saved=True))
     roll(sorted(jobs, key=lambda job: (job.of != "long", not job.world)), "test prompts")  # the longest first
     progress.clear()
     return done, chosen
+
+
+def _fixed(settings: Settings) -> tuple[str, ...]:
+    return () if settings.drafter else (ARTICLE,)
+
+
+def _autos(settings: Settings) -> tuple[str, ...]:
+    """The first one is compared with the others."""
+    return BOTH if settings.drafter else AUTO
+
+
+def _has_saved(of: str, settings: Settings) -> bool:
+    return data.SETS[of].earlier and not settings.drafter
 
 
 def _cases(args: argparse.Namespace, clocks: list[World]) -> list[tuple[str, World, int]]:
@@ -195,13 +229,13 @@ def _result(
     rows, by_number = [], []
     for of, world, running in _cases(args, clocks):
         arms = chosen[of, world.name, running]
-        rollouts = {arm: done[Job(of, "test", running, arm)] for arm in (PLAIN, ARTICLE, *arms.values())}
-        rollouts |= {arm: done[Job(of, "test", running, arm, world.name)] for arm in AUTO}
-        if data.SETS[of].earlier:
+        rollouts = {arm: done[Job(of, "test", running, arm)] for arm in (PLAIN, *_fixed(settings), *arms.values())}
+        rollouts |= {arm: done[Job(of, "test", running, arm, world.name)] for arm in _autos(settings)}
+        if _has_saved(of, settings):
             rollouts["saved"] = done[Job(of, "test", running, AUTO[0], world.name, saved=True)]
         plain = rollouts.pop(PLAIN)
         tasks = [data.task(a) for batch in batches_of(of, "test", running, settings) for a in batch.answers]
-        auto = by_task(seconds(rollouts[AUTO[0]], world), tasks)
+        auto = by_task(seconds(rollouts[_autos(settings)[0]], world), tasks)
         case = {"set": of, "world": world.name, "running": running}
         for arm, own in rollouts.items():
             best_of = [method for method, best in arms.items() if best == arm]
@@ -209,7 +243,7 @@ def _result(
             row = case | {"arm": arm, "best_of": best_of, "auto_over": over}
             rows.append(row | summary(plain, own, world, tasks))
         if running == PICTURED or len(args.running) == 1:
-            lines = [arm for arm in dict.fromkeys((ARTICLE, *arms.values(), AUTO[0])) if arm in rollouts]
+            lines = list(dict.fromkeys((*_fixed(settings), *arms.values(), _autos(settings)[0])))
             by_number += [case | {"arm": arm, "bins": by_running(plain, rollouts[arm], world)} for arm in lines]
     return {
         "settings": settings._asdict() | {"running": args.running},

@@ -13,6 +13,7 @@ import numpy as np
 from sam_core.files import replacing
 
 from sam_lab.evidence import arms, data
+from sam_lab.evidence.model import KINDS, ModelDrafter, found_by_texts
 from sam_lab.evidence.rollout import FIELDS, Rollout, Step, roll_out
 from sam_lab.evidence.worlds import World, worlds
 from sam_lab.workers import finished
@@ -23,11 +24,19 @@ PLAIN = "plain"
 
 
 class Settings(NamedTuple):
-    """tokens: of an answer at most. num_batches: of a set at most. verify: see `worlds`."""
+    """tokens: of an answer at most. num_batches: of a set at most. verify: see `worlds`.
+
+    drafter: of the model's own, one of KINDS. correlation: see ModelDrafter.
+    """
 
     tokens: int
     num_batches: int | None
     verify: float
+    drafter: str | None = None
+    correlation: float = 0.0
+
+    def worlds(self, names: Iterable[str]) -> list[World]:
+        return worlds(names, self.verify, KINDS[self.drafter].share if self.drafter else 0.0)
 
 
 class Job(NamedTuple):
@@ -56,12 +65,22 @@ def batches_of(of: str, part: str, running: int, settings: Settings) -> list[dat
     return data.batches(data.SETS[of], part, settings.tokens, running, settings.num_batches)
 
 
+@functools.lru_cache(4)
+def found_in(of: str, part: str, running: int, settings: Settings, number: int) -> Any:
+    """What the texts' drafts would find in a batch, as long as the model's are; None if nothing is correlated."""
+    if not settings.drafter or not settings.correlation:
+        return None
+    longest = len(KINDS[settings.drafter].accepted)
+    return found_by_texts(batches_of(of, part, running, settings)[number].answers, running, longest)
+
+
 def run(job: Job, settings: Settings) -> list[Rollout]:
     """Roll out one batch after another, with one drafter, as an engine does."""
     now = 0.0
     rng = np.random.default_rng(20)
-    drafter = None if job.arm == PLAIN else arms.make(job.arm, lambda: now)
-    clock: World | None = worlds([job.world], settings.verify)[0] if job.world else None
+    model = ModelDrafter(KINDS[settings.drafter], settings.correlation) if settings.drafter else None
+    drafter = None if job.arm == PLAIN else arms.make(job.arm, lambda: now, model)
+    clock: World | None = settings.worlds([job.world])[0] if job.world else None
     if clock and clock.padded and drafter:
         drafter.proposer.make_uniform()
 
@@ -72,9 +91,11 @@ def run(job: Job, settings: Settings) -> list[Rollout]:
 
     def all_of(part: str) -> list[Rollout]:
         rollouts = []
-        for batch in batches_of(job.of, part, job.running, settings):
+        for number, batch in enumerate(batches_of(job.of, part, job.running, settings)):
             if job.saved and batch.earlier and drafter:
                 drafter.remember(batch.earlier)
+            if model and job.arm.startswith("model"):
+                model.begin(batch.answers, found_in(job.of, part, job.running, settings, number))
             rollouts.append(roll_out(batch.answers, drafter, job.running, advance_clock))
         return rollouts
 

@@ -11,6 +11,7 @@ from sam_lab import figures
 from sam_lab.engine_replay.report import BINS
 
 COLOURS = {"oldest": "#E69F00", "suffix": "#CC79A7", "ngram": "#56B4E9", "batch": "#0072B2", "auto": "#009E73"}
+COLOURS |= {"model": "#D55E00", "length": "#0072B2"}
 
 
 def cell(interval: list[float]) -> str:
@@ -55,7 +56,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
                     *zip(*points, strict=True),
                     marker="o",
                     markersize=3,
-                    color=COLOURS[method],
+                    color=COLOURS[method.removeprefix("model+")],
                     label=method,
                     linewidth=1.6,
                 )

@@ -20,7 +20,7 @@ Int32 = npt.NDArray[np.int32]
 
 MAX_BATCHED_TOKENS = 8192
 """Tokens of a step, as vLLM's max_num_batched_tokens."""
-FIELDS = ("running", "rows", "drafted", "emitted", "context", "draft_context", "prompt")
+FIELDS = ("running", "rows", "drafted", "emitted", "context", "draft_context", "prompt", "passes")
 
 
 class Step(NamedTuple):
@@ -32,6 +32,7 @@ class Step(NamedTuple):
         drafted, emitted: draft tokens, and tokens that its requests gained.
         context, draft_context: tokens that its requests held before it, and the same sum over its draft tokens.
         prompt: prompt tokens that it reads.
+        passes: of a drafter of the model's own, for the drafts that it verifies.
     """
 
     running: int
@@ -41,6 +42,7 @@ class Step(NamedTuple):
     context: int
     draft_context: int
     prompt: int
+    passes: int = 0
 
 
 class Rollout(NamedTuple):
@@ -51,7 +53,12 @@ class Rollout(NamedTuple):
 
 
 class Drafter(Protocol):
-    """What a rollout calls on an arm's drafter. Requests are rows of the table given to `begin`."""
+    """What a rollout calls on an arm's drafter. Requests are rows of the table given to `begin`.
+
+    passes: of the model's own drafter for the latest drafts.
+    """
+
+    passes: int
 
     def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
         """A rollout begins: int32 [N, width] prompts and answers, tokens of each prompt [N], names of groups."""
@@ -88,6 +95,7 @@ def roll_out(
     waiting = list(range(len(texts)))
     active: list[int] = []
     drafts: dict[int, list[int]] = {}
+    passes = 0
     steps: list[Step] = []
     spans = np.zeros((len(texts), 2), np.int64)
     while waiting or active:
@@ -104,6 +112,7 @@ def roll_out(
             read[i] = min(int(prompts[i]), free)
             free -= read[i]
         step, ended = _advance(active, texts, known, prompts, ends, drafts, read)
+        step = step._replace(passes=passes)
         steps.append(step)
         on_step(step)
         drafts = {}
@@ -112,6 +121,7 @@ def roll_out(
             lengths = np.maximum(known, prompts)[active].astype(np.int32)
             proposed = drafter.draft(active, lengths, may_draft, step.rows)
             drafts = {i: draft for i, draft in zip(active, proposed, strict=True) if draft}
+            passes = drafter.passes
         if ended:
             spans[ended, 1] = len(steps) - 1
             if drafter:

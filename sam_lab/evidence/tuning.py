@@ -30,6 +30,10 @@ GRID: dict[str, list[tuple[str, tuple[int, ...]]]] = {
         for prob in (0.1, 0.02)
     ],
     "batch": [(f"[min_prob={prob}]", (1, 2, 3, 5, 8, 15)) for prob in (0.1, 0.02)],
+    "model": [("", (1, 2, 3, 7))],
+    "model+ngram": [("[min=3,max=5]", (3, 8)), ("[min=5,max=5]", (8, 15))],
+    "model+length": [(f"[threshold={n}]", (3, 8, 15)) for n in (4, 8, 16)],
+    "model+suffix": [(f"[threshold={score}]", (8, 15)) for score in (1, 2, 3)],
 }
 """Parameters and k of each method that is tuned."""
 SCALED = [FIELDS.index(name) for name in ("running", "rows", "drafted", "emitted", "context", "draft_context")]

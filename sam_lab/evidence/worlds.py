@@ -35,6 +35,8 @@ class World:
 
     cost: of a step. verify: seconds that a step with drafts takes more, whatever its size.
     padded: `auto` drafts k tokens for every request or none, as captured graphs need.
+    share: what a pass of the model's own drafter takes of a step of as many rows; its first pass has those of the step,
+        later ones a row of each request.
     """
 
     name: str
@@ -42,6 +44,7 @@ class World:
     cost: Cost
     verify: float = 0.0
     padded: bool = False
+    share: float = 0.0
 
     def seconds(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Of each step that `roll_out` returned."""
@@ -49,16 +52,20 @@ class World:
             steps, "draft_context"
         )
         device = self.cost.device(column(steps, "rows").astype(float)) + context / 1000
-        return np.maximum(self.cost.floor, device) + self.verify * (column(steps, "drafted") > 0)
+        verify = self.verify * (column(steps, "drafted") > 0)
+        passes = column(steps, "passes")
+        first, later = (self.cost.rows_cost(column(steps, name)) for name in ("rows", "running"))
+        drafting = self.share * (first * (passes > 0) + later * np.maximum(passes - 1, 0))
+        return np.maximum(self.cost.floor, device) + verify + drafting
 
     def step_seconds(self, step: Step) -> float:
         return float(self.seconds(np.array([step], np.int64))[0])
 
 
-def worlds(names: Iterable[str] = (), verify: float = VERIFY) -> list[World]:
+def worlds(names: Iterable[str] = (), verify: float = VERIFY, share: float = 0.0) -> list[World]:
     """The worlds of these names, or all.
 
-    verify: seconds that a verifying step of `article` takes more, as a share of a step.
+    verify: seconds that a verifying step of `article` takes more, as a share of a step. share: see World.
     """
     large = SHAPES["Qwen3-32B"]
     npu = replace(DEVICES["910C"], launch=LAUNCH)
@@ -71,7 +78,7 @@ def worlds(names: Iterable[str] = (), verify: float = VERIFY) -> list[World]:
         replayed("h200", "H200, second runner, fitted, Qwen3-8B"),
         World(EXPENSIVE, "910C eager, costly verification", eager, verify * float(eager.rows_cost(8))),
     ]
-    return [world for world in found if not names or world.name in names]
+    return [replace(world, share=share) for world in found if not names or world.name in names]
 
 
 def measured(name: str, title: str) -> World:
@@ -89,7 +96,7 @@ def replayed(name: str, title: str) -> World:
         runs = [json.loads(line) for line in lines][1:]
     world = World(name, title, fitted([step for run in runs for step in run["steps"]]))
     drafting = [
-        step | {"draft_context": step["context"] * step["drafted"] / step["running"], "prompt": 0}
+        step | {"draft_context": step["context"] * step["drafted"] / step["running"], "prompt": 0, "passes": 0}
         for run in runs
         if run["arm"] == "auto"
         for step in run["steps"]

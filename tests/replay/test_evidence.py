@@ -16,12 +16,13 @@ from sam_lab.drafters import SamDrafter
 from sam_lab.evidence import arms, command, data, tuning
 from sam_lab.evidence.arms import make, parse
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, run
+from sam_lab.evidence.model import KINDS, Kind, ModelDrafter
 from sam_lab.evidence.rollout import FIELDS, Rollout, column, roll_out
 from sam_lab.evidence.statistics import by_task, pooled, seconds, summary
 from sam_lab.evidence.worlds import NAMES, World, worlds
 from sam_lab.plan.cost import Cost
 from sam_lab.recordings import PARTS, Answer
-from sam_lab.replay import replay
+from sam_lab.replay import accept_chain, replay
 
 FLAT = World("flat", "a second a step", Cost(np.array([1.0, 1e6]), np.ones(2), 0.0, 0.0))
 SMALL = Settings(tokens=60, num_batches=2, verify=0.75)
@@ -67,7 +68,7 @@ def test_auto_decides_while_a_prompt_is_read_in_chunks():
 
 
 def test_a_draft_counts_as_far_as_it_equals_the_answer():
-    drafter = types.SimpleNamespace(begin=lambda *args: None, finish=lambda ended: None)
+    drafter = types.SimpleNamespace(begin=lambda *args: None, finish=lambda ended: None, passes=0)
     drafter.draft = lambda active, *args: [[5, 5, 9, 1] for _ in active]
     steps, _ = roll_out(answers_of([5, 5, 5, 9, 5, 5]), drafter, 64)
     expected = {"emitted": [1, 4, 1], "drafted": [0, 4, 4], "rows": [2, 5, 5], "draft_context": [0, 12, 28]}
@@ -119,6 +120,64 @@ def test_captured_graphs_take_k_drafts_of_every_request_or_none():
     rollout, *_ = run(Job("math", "dev", 16, "auto:8", "910c-graph"), Settings(100, 1, 0.75))
     steps = rollout.steps[column(rollout.steps, "prompt") == 0]
     assert set((column(steps, "drafted") / column(steps, "running")).tolist()) == {0, 8}
+
+
+@pytest.mark.parametrize("correlation", [0, 0.7])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_a_simulated_drafter_has_the_published_acceptance(kind, correlation):
+    rng = np.random.default_rng(0)
+    (answer,) = answers_of(rng.integers(0, 50, 20_000).tolist())
+    text = [*answer.prompt_ids, *answer.response_ids]
+    model = ModelDrafter(kind, correlation)
+    model.begin([answer], rng.geometric(0.6, (1, len(text))) - 2)  # -1: nothing was drafted for
+    places = np.arange(2, len(text) - model.longest)
+    drafts = model.draft([0] * len(places), places).tolist()
+    accepted = np.array([accept_chain(draft, text, at) for draft, at in zip(drafts, places, strict=True)])
+    shares = [(accepted > n).mean() for n in range(model.longest)]
+    assert shares == pytest.approx(kind.accepted, abs=0.02)
+
+
+@pytest.mark.parametrize("correlation", [0, 0.4, 1])
+def test_a_simulated_drafter_is_right_where_the_texts_are(correlation):
+    model = ModelDrafter(Kind("fine", tuple(np.arange(0.99, 0, -0.01)), 0.1), correlation)
+    found = np.random.default_rng(0).permutation(20_000)[None]
+    model.begin(answers_of([1] * (20_000 - 2)), found)
+    own = model.right[:, : found.shape[1]]
+    assert np.corrcoef(found[0], own[0])[0, 1] == pytest.approx(correlation, abs=0.02)
+
+
+@pytest.mark.parametrize("arm", ["model:3", "model+length:8", "model+auto:8"])
+def test_the_drafts_of_a_model_are_accepted_as_drawn(arm):
+    """In a text without a repeated token the texts' drafts are wrong."""
+    (answer,) = answers_of(range(10, 810))
+    model = ModelDrafter(KINDS["mtp"])
+    model.begin([answer])
+    steps, _ = roll_out([answer], make(arm, itertools.count().__next__, model), 1)
+    ends = 2 + np.cumsum(column(steps, "emitted"))
+    most = np.minimum(column(steps, "drafted"), column(steps, "passes"))[1:]
+    expected = 1 + np.minimum(model.right[0, ends[:-1]], most)
+    assert np.diff(ends)[:-1].tolist() == expected[:-1].tolist() and most.mean() > 0.5
+
+
+@pytest.mark.parametrize(("later", "passes"), [(0.01, 1), (1, 3)])
+def test_later_passes_run_while_they_pay(later, passes, monkeypatch):
+    monkeypatch.setitem(KINDS, "own", Kind("own", (0.9, 0.9 * later, 0.9 * later), 0.1))
+    (rollout,) = run(Job("math", "dev", 16, "model+auto:8", "h200"), Settings(200, 1, 0.75, "own"))
+    steps = rollout.steps
+    ran, drafted = column(steps, "passes"), column(steps, "drafted")
+    assert not drafted[ran == 0].any() and (ran[drafted > 0] == passes).mean() > 0.7
+
+
+def test_no_pass_runs_while_drafting_pauses():
+    (rollout,) = run(Job("math", "dev", 16, "model+auto:8", "article"), Settings(100, 1, 20.0, "eagle3"))
+    ran, drafted = column(rollout.steps, "passes"), column(rollout.steps, "drafted")
+    assert (ran == 0).mean() > 0.6 and not drafted[ran == 0].any()
+
+
+def test_passes_take_time():
+    world = dataclasses.replace(FLAT, share=0.1)
+    steps = [[dict(running=8, rows=8, passes=n).get(name, 0) for name in FIELDS] for n in (0, 1, 3)]
+    assert world.seconds(np.array(steps, np.int64)) == pytest.approx([1, 1.1, 1.3])
 
 
 def test_gains_by_hand():
@@ -183,6 +242,16 @@ def test_the_command_compares_the_arms(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err.count("is of other settings, data or sam_core") == 3
 
 
+def test_the_command_compares_the_arms_of_a_drafter(tmp_path):
+    words = [*COMMAND, "--drafter", "mtp", "--correlation", "0.5", "--without", "ngram", "suffix"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    result = json.loads((tmp_path / "out" / "evidence.json").read_text())
+    rows = {row["arm"]: row for row in result["rows"]}
+    assert {row["best_of"][0] for row in result["rows"] if row["best_of"]} == {"model", "model+length"}
+    assert {"model+auto:15", "auto:15"} < set(rows) and rows["model+auto:15"]["auto_over"] == [1, 1, 1]
+    assert rows["model+auto:15"]["pooled"][0] > rows["auto:15"]["pooled"][0] > 1
+
+
 def test_a_folder_jobs_of_someone_else_is_kept(tmp_path, capsys):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "mine").touch()
@@ -199,6 +268,8 @@ def test_what_no_run_can_use_is_refused_before_it(tmp_path, capsys, monkeypatch)
     for words, *sentences in (
         (("--tokens", "2"), "error: --tokens must be "),
         (("--verify", "nan"), "error: --verify must be "),
+        (("--correlation", "0.5"), "error: --correlation needs a --drafter"),
+        (("--drafter", "mtp", "--correlation", "2"), "error: --correlation must be 0 to 1, got 2.0"),
         (("--without", "ngram"), "suffix is not available: no compiler: ", "ci/setup-env bench", "--without suffix"),
     ):
         assert main([*COMMAND, *words, "--out", str(tmp_path / "out")]) == 2

@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated drafter of the model's own (EAGLE-3, MTP, DFlash), and the ways to draft with it and from texts.
+
+At each position of an answer the drafter's tokens are right up to a number that is drawn once, so all arms see the same
+drafter. The rates are published ones; the numbers may follow how often the texts' draft is right there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from sam_core.budget import Calibration
+from sam_core.proposer import SamProposer, Step
+
+from sam_core import Pool
+from sam_core import device_drafts as table
+from sam_lab.evidence.arms import Arm, Sam
+from sam_lab.evidence.rollout import roll_out
+from sam_lab.recordings import Answer
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+
+PASS_SHARE = 0.1
+"""What the engine assumes that a pass takes of a step; a world charges the share of the kind."""
+
+
+class Kind(NamedTuple):
+    """A drafter of the model's own.
+
+    accepted: share of its drafts of which the first 1, 2, ... tokens are accepted.
+    share: what a pass takes of a step that decodes plainly. parallel: one pass makes all tokens, not one each.
+    """
+
+    title: str
+    accepted: tuple[float, ...]
+    share: float
+    parallel: bool = False
+
+
+KINDS = {
+    "eagle3": Kind("EAGLE-3", (0.70, 0.47, 0.31), 0.10),
+    "mtp": Kind("MTP", (0.912, 0.782, 0.667), 0.12),
+    "dflash": Kind("DFlash", (0.822, 0.604, 0.444, 0.326, 0.240, 0.176, 0.130), 0.22, parallel=True),
+}
+"""Acceptance: vllm-ascend's golden values of Qwen3-8B's EAGLE-3 (its #15174; the third by the ratio of the first two);
+a log of vLLM 0.20 with Qwen3.6-27B's MTP (club-3090 #105; DeepSeek-V3's report has 0.85 to 0.9 for the first);
+Red Hat's DFlash for Qwen3-8B, math (0.822 at first, 3.74 tokens a step; between them a constant ratio).
+Passes: EAGLE-3's tenth of Qwen3-8B is assumed (vLLM's #16937: at most 0.16), MTP reads one layer and the head,
+DFlash five layers and the head, of 36 layers and the head."""
+
+
+class ModelDrafter:
+    """The simulated drafter.
+
+    Args:
+        correlation: share of positions at which its rank is that of the texts' draft, so Spearman's correlation.
+    """
+
+    SEED = 24
+
+    def __init__(self, kind: Kind, correlation: float = 0.0) -> None:
+        self.kind, self.correlation = kind, correlation
+        self.rollouts = 0
+
+    @property
+    def longest(self) -> int:
+        return len(self.kind.accepted)
+
+    def begin(self, answers: Sequence[Answer], found: Int32 | None = None) -> None:
+        """Draw for these answers. found: what `found_by_texts` returns, without which nothing is correlated."""
+        texts = [[*answer.prompt_ids, *answer.response_ids] for answer in answers]
+        shape = len(texts), max(map(len, texts)) + self.longest + 1
+        self.table = np.zeros(shape, np.int32)
+        for row, text in zip(self.table, texts, strict=True):
+            row[: len(text)] = text
+        rng = np.random.default_rng([self.SEED, self.rollouts])
+        self.rollouts += 1
+        rank = rng.random(shape, np.float32)
+        if found is not None and self.correlation:
+            follows = (found >= 0) & (rng.random(found.shape, np.float32) < self.correlation)
+            rank[:, : found.shape[1]][follows] = ranks(found, rng)[follows]
+        self.right = (rank[..., None] < np.array(self.kind.accepted, np.float32)).sum(-1, dtype=np.int8)
+        place = (rng.random(shape, np.float32) * np.arange(shape[1])).astype(np.int32)
+        self.wrong = np.take_along_axis(self.table, place, 1)
+        self.wrong += self.wrong == self.table
+
+    def draft(self, rows: Sequence[int], lengths: Int32) -> Int32:
+        """Tokens [B, longest] behind the first `lengths` of these rows."""
+        index, ahead = np.array(rows)[:, None], np.arange(self.longest)
+        places = lengths[:, None] + ahead
+        is_right = ahead < self.right[index, lengths[:, None]]
+        return np.where(is_right, self.table[index, places], self.wrong[index, places])
+
+    def passes(self, tokens: int) -> int:
+        """Passes for so many tokens of each draft."""
+        return min(tokens, 1 if self.kind.parallel else self.longest)
+
+
+def ranks(found: Int32, rng: np.random.Generator) -> Float32:
+    """Where each number stands among those that are not negative, 0 for the highest; ties in random order."""
+    counts = np.bincount(found[found >= 0])
+    above = np.cumsum(counts[::-1])[::-1] - counts
+    place = above[found] + rng.random(found.shape) * counts[found]
+    return np.minimum(place / counts.sum(), np.float32(1 - 1e-7)).astype(np.float32)
+
+
+def found_by_texts(answers: Sequence[Answer], running: int, longest: int) -> Int32:
+    """Of each position of each text, how many tokens of a draft of `longest` from the texts are right in plain
+    decoding; -1 where nothing is drafted for."""
+    notes = _Notes(longest, sum(len(answer.prompt_ids) + len(answer.response_ids) for answer in answers))
+    roll_out(answers, notes, running)
+    return notes.found
+
+
+class _Notes:
+    """Drafts nothing, and notes what would have been right."""
+
+    passes = 0
+
+    def __init__(self, longest: int, tokens: int) -> None:
+        self.longest = longest
+        self.sam = Sam(Arm("batch", {}, (longest,) * 4), {"switch": "batch", "threshold": 1 << 20}, lambda: 0.0)
+
+    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+        self.texts = np.pad(texts, ((0, 0), (0, self.longest)), constant_values=-1)
+        self.found: Int32 = np.full(texts.shape, -1, np.int32)
+        self.sam.begin(texts, prompts, groups)
+
+    def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
+        drafts = self.sam.draft(active, lengths, may_draft, num_tokens)
+        padded = np.array([draft + [-2] * (self.longest - len(draft)) for draft in drafts])
+        index = np.array(active)
+        same = padded == np.take_along_axis(self.texts[index], lengths[:, None] + np.arange(self.longest), 1)
+        right = np.where(may_draft, np.logical_and.accumulate(same, 1).sum(1), -1)
+        inside = lengths < self.found.shape[1]
+        self.found[index[inside], lengths[inside]] = right[inside]
+        return [[] for _ in active]
+
+    def finish(self, ended: list[int]) -> None:
+        self.sam.finish(ended)
+
+
+class Longest:
+    """What followed the newest occurrence of the longest match, in the texts of the request and of its group."""
+
+    passes = 0
+
+    def __init__(self, arm: Arm) -> None:
+        self.arm = arm
+        self.pool = Pool(rule="newest", sources=("request", "group"))
+        self.rollouts = 0
+
+    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+        self.texts, self.prompts, self.groups = texts, prompts, groups
+        self.slots = np.full(len(texts), -1, np.int32)
+        self.fed = prompts.copy()
+
+    def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
+        for i in active:
+            if self.slots[i] < 0:
+                self.slots[i] = self.pool.open(self.texts[i, : self.prompts[i]], self.groups[i].encode())
+        k = max(1, max(self.arm.lengths))
+        out, found = np.empty((len(active), k), np.int32), np.empty(len(active), np.int32)
+        matches = np.zeros((len(active), k), np.int32)
+        starts, limits = self.fed[active], np.array(may_draft, np.int32) * self.arm.k(len(active))
+        self.pool.step(
+            self.slots[active],
+            self.texts[active],
+            lengths - starts,
+            limits.astype(np.int32),
+            out,
+            found,
+            match_lengths=matches,
+            starts=starts,
+        )
+        self.fed[active] = lengths
+        self.strengths = matches[:, 0].tolist()
+        return [row[:n] for row, n in zip(out.tolist(), found.tolist(), strict=True)]
+
+    def finish(self, ended: list[int]) -> None:
+        for i in ended:
+            self.pool.close(int(self.slots[i]))
+
+
+class Alone:
+    """The model's drafts."""
+
+    def __init__(self, arm: Arm, model: ModelDrafter) -> None:
+        self.arm, self.model = arm, model
+        self.passes = 0
+
+    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+        """The model's drafter has the texts."""
+
+    def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
+        k = self.arm.k(len(active))
+        self.passes = self.model.passes(k)
+        rows = self.model.draft(active, lengths)[:, :k].tolist()
+        return [row if may else [] for row, may in zip(rows, may_draft, strict=True)]
+
+    def finish(self, ended: list[int]) -> None:
+        """It keeps nothing."""
+
+
+class Texts(Protocol):
+    """A drafter of a rollout that also says how good its latest drafts look."""
+
+    strengths: list[float]
+
+    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None: ...
+
+    def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]: ...
+
+    def finish(self, ended: list[int]) -> None: ...
+
+
+class Either(Alone):
+    """The texts' draft where there is one of at least this strength, else the model's."""
+
+    def __init__(self, arm: Arm, model: ModelDrafter, texts: Texts) -> None:
+        super().__init__(arm, model)
+        self.texts, self.threshold = texts, arm.parameters.get("threshold", 0.0)
+
+    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+        self.texts.begin(texts, prompts, groups)
+
+    def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
+        own = super().draft(active, lengths, may_draft, num_tokens)
+        found = self.texts.draft(active, lengths, may_draft, num_tokens)
+        takes = [bool(d) and s >= self.threshold for d, s in zip(found, self.texts.strengths, strict=True)]
+        if all(takes):
+            self.passes = 1
+        return [draft if take else row for draft, take, row in zip(found, takes, own, strict=True)]
+
+    def finish(self, ended: list[int]) -> None:
+        self.texts.finish(ended)
+
+
+class Best(Sam):
+    """sam's `auto`, in which a request has the draft of which more tokens are expected to be accepted: the texts', or
+    the model's, which the texts continue. The same as `sam_core.kernels` does on a device."""
+
+    proposer: _Proposer
+
+    def __init__(self, arm: Arm, model: ModelDrafter, clock: Callable[[], float]) -> None:
+        super().__init__(arm, {"switch": "auto"}, clock, _Proposer)
+        self.model, self.chooser = model, Chooser(max(arm.lengths), model.longest)
+        self.proposer.chooser = self.chooser
+
+    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+        super().begin(texts, prompts, groups)
+        self.chooser.begin(texts, prompts, groups)
+
+    def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
+        chooser = self.chooser
+        count = chooser.longest if chooser.wants_all or self.model.kind.parallel else 1
+        chooser.learn(active, lengths)
+        chooser.model = self.model.draft(active, lengths)[:, :count]
+        chooser.may = np.array(may_draft)
+        self.proposer.drafts_now = False
+        drafts = super().draft(active, lengths, may_draft, num_tokens)
+        self.passes = self.model.passes(count) if self.proposer.drafts_now else 0
+        chooser.note(active, lengths, drafts)
+        return drafts
+
+
+class _Proposer(SamProposer):
+    chooser: Chooser
+    drafts_now: bool
+
+    def _draft(self, step: Step, may_draft: Any, should_draft: bool, *more: Any) -> list[list[int]]:
+        self.drafts_now = should_draft
+        return super()._draft(step, may_draft, should_draft, *more)
+
+    def _select_drafts(
+        self, step: Step, decoding: bool, out: Int32, guessed: Int32, scores: Float32, planned: bool
+    ) -> list[list[int]]:
+        if not self.drafts_now:
+            return super()._select_drafts(step, decoding, out, guessed, scores, planned)
+        return super()._select_drafts(step, decoding, *self.chooser.choose(step, out, guessed, scores), planned)
+
+
+class Chooser:
+    """Chooses each request's row and continues it by look-ups in a table of the texts.
+
+    Args:
+        k: maximum tokens of a draft. longest: of the model's.
+
+    Attributes:
+        wants_all: whether the later passes would have paid in the latest step that drafted.
+    """
+
+    SLOTS = TOKENS = 1 << 22
+
+    def __init__(self, k: int, longest: int) -> None:
+        self.k, self.longest = k, min(k, longest)
+        self.table = table.NgramTable(self.TOKENS, self.SLOTS, 1 << 18)
+        self.prior = table.class_priors()
+        self.counts = np.zeros((2, table.NUM_CLASSES))
+        self.wants_all = True
+        self.groups: dict[str, int] = {}
+        self.model: Int32
+        self.may: npt.NDArray[np.bool_]
+
+    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+        self.texts = texts
+        numbers = [self.groups.setdefault(group, table.COMMON + 1 + len(self.groups)) for group in groups]
+        self.numbers = np.array(numbers, np.int32)
+        self.pages, self.fed = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int32)
+        self.lengths, self.drafted = np.zeros((2, len(texts)), np.int32)
+        self.classes = np.zeros((len(texts), self.k), np.int64)
+
+    def learn(self, active: list[int], lengths: Int32) -> None:
+        """A step has ended with these lengths: count its draft tokens up to the first refused one, and feed it."""
+        accepted = lengths - self.lengths[active] - 1
+        graded = np.minimum(self.drafted[active], accepted + 1)
+        column, classes = np.arange(self.k), self.classes[active]
+        self.counts *= Calibration.DECAY
+        for count, n in zip(self.counts, (graded, np.minimum(accepted, graded)), strict=True):
+            count += np.bincount(classes[column < n[:, None]], minlength=len(self.prior))
+        self.drafted[active] = 0
+        pages = self.pages[active]
+        self.table.append(pages, self.numbers[active], self.texts[active], self.fed[active], lengths)
+        self.pages[active], self.fed[active] = pages, lengths
+        self.table.changes()
+
+    def note(self, active: list[int], lengths: Int32, drafts: list[list[int]]) -> None:
+        """These drafts will be verified."""
+        self.lengths[active], self.drafted[active] = lengths, [len(draft) for draft in drafts]
+        if any(drafts):
+            self.classes[active] = self.chosen
+
+    def choose(self, step: Step, out: Int32, guessed: Int32, scores: Float32) -> tuple[Int32, Int32, Float32]:
+        """Tokens, lengths and scores of the better row of each request; the arguments are those of the texts' draft."""
+        rows, column = [int(name.partition("-")[0]) for name in step.req_ids], np.arange(self.k)
+        probability = table.step_probabilities(scores)
+        before = step.ends[:, None] + np.arange(-table.MAX_NGRAM, 0)
+        last = np.where(before >= 0, np.take_along_axis(self.texts[rows], np.maximum(before, 0), 1), 0)
+        bins = (probability * table.SCALE).astype(np.int64) * table.NUM_BINS // (table.SCALE + 1)
+        classes = np.where(column < guessed[:, None], bins, table.FILLER)
+        own = self._continued(rows, last, out, classes, guessed, probability)
+        count = self.model.shape[1]
+        is_model = column < count
+        padded = np.pad(self.model, ((0, 0), (0, self.k - count)))
+        agrees = (~is_model | ((column < own.lengths[:, None]) & (padded == own.tokens))).all(1)
+        model = self._continued(
+            rows,
+            last,
+            np.where(is_model, padded, own.tokens),
+            np.where(is_model, table.MODEL + column, own.classes),
+            np.where(agrees, own.lengths, count).astype(np.int32),
+            probability,
+        )
+        expected, of_model = own.paths.sum(1), model.paths.sum(1)
+        better = self.may & (of_model > expected)
+        if count < self.longest:
+            later = self._rates()[table.MODEL + count : table.MODEL + self.longest]
+            full = model.paths[:, :count].sum(1) + model.paths[:, count - 1] * np.cumprod(later).sum()
+        else:
+            full = of_model
+        one = of_model if count == 1 else model.paths[:, 0]
+        with_one, with_all = (1 + np.maximum(expected, each)[self.may] for each in (one, full))
+        self.wants_all = bool(with_all.sum() > with_one.sum() * (1 + PASS_SHARE * (self.longest - 1)))
+        tokens, self.chosen, paths = (
+            np.where(better[:, None], of_model, of_texts)
+            for of_model, of_texts in (
+                (model.tokens, own.tokens),
+                (model.classes, own.classes),
+                (model.paths, own.paths),
+            )
+        )
+        lengths = np.where(better, model.lengths, own.lengths)
+        return tokens, np.where(self.may, lengths, 0).astype(np.int32), paths.astype(np.float32)
+
+    def _rates(self) -> npt.NDArray[np.float64]:
+        """Acceptance rate of each class."""
+        verified, accepted = self.counts
+        samples = Calibration.PRIOR_SAMPLES
+        return np.asarray((accepted + samples * self.prior) / (verified + samples))
+
+    def _continued(
+        self, rows: list[int], last: Int32, tokens: Int32, classes: Any, lengths: Int32, probability: Float32
+    ) -> Row:
+        """Look up the last tokens of each draft and copy what followed them, twice."""
+        memory, base, n, k = self.table.memory, self.table.base, len(table.NGRAMS), self.k
+        factors, priority = table.factors(), table.priorities()
+        text, column = np.concatenate([last, tokens], 1), np.arange(k)
+        groups = np.array([self.numbers[rows], np.full(len(rows), table.COMMON)]).T.astype(np.int64)
+        classes = classes.copy()
+        lengths = lengths.copy()
+        for _ in range(table.LOOK_UPS):
+            live = np.flatnonzero(lengths < k)
+            if not len(live):
+                break
+            key = np.take_along_axis(text[live], lengths[live, None] + np.arange(table.MAX_NGRAM), 1).astype(np.int64)
+            hashed = (key @ factors[1:])[:, None] + groups[live, :, None] * factors[0]  # [live, 2, 2n]
+            slot = (hashed[..., :n] & (self.SLOTS - 1)).reshape(len(live), 2 * n)
+            check = (hashed[..., n:] & table.CHECK).reshape(len(live), 2 * n)
+            entry = memory[base + 2 * slot].astype(np.int64)
+            rank = np.where(memory[base + 2 * slot + 1] == check, priority + entry, 0)
+            which = rank.argmax(1)
+            at = np.arange(len(live))
+            best, confirmed = rank[at, which], entry[at, which] // table.UNIT
+            match = confirmed * 2 * n + which + table.NUM_BINS
+            ahead = column - lengths[live, None]
+            copied = memory[(best % table.UNIT)[:, None] + np.maximum(ahead, 0)]
+            is_new = ahead >= 0
+            found = np.where(is_new & (copied < 0), ahead, k).min(1)
+            text[live, table.MAX_NGRAM :] = np.where(is_new, np.maximum(copied, 0), text[live, table.MAX_NGRAM :])
+            kind = np.where((best > 0)[:, None], match[:, None] + (ahead > 0) * table.NUM_MATCHES, table.FILLER)
+            classes[live] = np.where(is_new, kind, classes[live])
+            lengths[live] = np.minimum(lengths[live] + np.maximum(found, 1), k)
+        classes[column >= lengths[:, None]] = table.FILLER
+        own, prior = self._rates()[classes], self.prior[classes]
+        fine = np.where(classes < table.NUM_BINS, own * probability / np.maximum(prior, 1e-6), own)
+        paths = np.cumprod(np.clip(fine, 0, 1), 1)
+        return Row(text[:, table.MAX_NGRAM :], classes, lengths, paths)
+
+
+class Row(NamedTuple):
+    """Drafts of B requests: tokens and classes [B, k], lengths [B], and the probability that each token is accepted,
+    0 behind the end."""
+
+    tokens: Int32
+    classes: npt.NDArray[np.int64]
+    lengths: Int32
+    paths: npt.NDArray[np.float64]
