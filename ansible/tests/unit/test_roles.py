@@ -11,6 +11,7 @@ import sys
 import tarfile
 import time
 import tomllib
+import typing
 from pathlib import Path
 
 import jinja2
@@ -20,6 +21,8 @@ from ansible.parsing.dataloader import DataLoader
 from ansible_collections.sam_rl.ascend.plugins.filter import host
 from ansible_collections.sam_rl.ascend.plugins.modules import support_archive
 from role_files import ROLES, read, rendered, tasks
+
+from llm_rl.recipe import Backend
 
 IMAGE_LOCKS = sorted(ROLES.parents[1].glob("patches/*/image.lock"))
 BUILD = ROLES / "container_image/files/build.sh"
@@ -683,6 +686,14 @@ def test_the_image_s_modules_are_imported(play, text, said, tmp_path):
     status, output = play([check], **settings)
     assert status == (2 if said else 0), output
     assert not said or f"localhost: the environment {said}" in output
+
+
+@pytest.mark.parametrize("lock", IMAGE_LOCKS, ids=lambda lock: lock.parent.name)
+@pytest.mark.parametrize("backend", typing.get_args(Backend))
+def test_every_backend_has_its_imports(lock, backend):
+    values = {"container_image_backend": backend, "pins": tomllib.loads(lock.with_name("pins.toml").read_text())}
+    (names,) = named(values, "imported")
+    assert ("fsdp" in names[-1]) == (backend != "megatron")
 
 
 @pytest.mark.parametrize("lock", IMAGE_LOCKS, ids=lambda lock: lock.parent.name)
