@@ -29,6 +29,7 @@ REPLACED = {
     "master_addr": "cluster_address of the first host of npu_hosts counts",
     "socket_ifname": "cluster_interface counts",
     "npus_per_node": "dies_per_host counts",
+    "recipe_launch_drain_timeout": "upgrade.yml stops a run at once",
     "container_image_port": "hosts take the image from the shared folder of runs",
 }
 """Variables of hand-edited launch scripts and of former releases, and what replaces them here."""
