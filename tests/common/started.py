@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of engines."""
 
+import inspect
+
 import pytest
 
 
 def started(kind, scope="session", model="model", **settings):
     """A fixture: an engine of a kind with these settings and the model of fixture `model`. It starts once per scope."""
 
-    @pytest.fixture(scope=scope)
-    def fixture(request):
-        running = kind(request.getfixturevalue(model), **settings)
+    def fixture(**fixtures):
+        running = kind(fixtures[model], **settings)
         yield running
         running.stop()
 
-    return fixture
+    # what pytest reads: with another parameter of `model` the engine starts anew
+    fixture.__signature__ = inspect.Signature([inspect.Parameter(model, inspect.Parameter.KEYWORD_ONLY)])
+    return pytest.fixture(scope=scope)(fixture)

@@ -38,34 +38,71 @@ def save(folder, seed=0, experts=False, **shape):
     network.save_pretrained(folder)
 
 
-def save_next(folder):
-    """Save an untrained Qwen3-Next whose first layer is a gated delta net, which keeps a state, and the second
-    attention, with an MTP head."""
+STATE_LAYERS = {
+    "qwen3-next": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "head_dim": 32,
+        "linear_num_key_heads": 1,
+        "linear_key_head_dim": 32,
+        "linear_num_value_heads": 1,
+        "linear_value_head_dim": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+    "granite": {
+        "layer_types": ["mamba", "attention"],
+        "attention_multiplier": 0.18,
+        "mamba_expand": 1,
+        "mamba_n_heads": 1,
+        "mamba_d_head": 64,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 16,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 64,
+    },
+    "lfm2": {
+        "layer_types": ["conv", "full_attention"],
+        "num_attention_heads": 1,  # vLLM's CPU code rotates the first head alone
+        "initializer_range": 0.3,  # its output is the transposed embedding
+        "intermediate_size": 128,
+        "block_auto_adjust_ff_dim": False,
+        "conv_dim": 64,
+        "block_dim": 64,
+    },
+}
+"""Families of models by the layer that keeps a state: a gated delta net, Mamba2, a short convolution."""
+
+
+def save_stateful(folder, family):
+    """Save an untrained model of STATE_LAYERS, whose first layer keeps a state and the second is attention."""
     import torch
     import transformers
+
+    kind = {"qwen3-next": "Qwen3Next", "granite": "GraniteMoeHybrid", "lfm2": "Lfm2"}[family]
+    shape = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 2048}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.08, "dtype": "float32"}
+    shape |= {"eos_token_id": VOCAB - 1, "bos_token_id": None, "pad_token_id": None} | STATE_LAYERS[family]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**shape)
+    network = getattr(transformers, f"{kind}ForCausalLM")(config)
+    if family != "lfm2":
+        torch.nn.init.normal_(network.lm_head.weight, std=0.5)
+    network.save_pretrained(folder)
+    if family == "granite":  # as vLLM calls them
+        config.layer_types = ["linear_attention", "full_attention"]
+        config.save_pretrained(folder)
+    if family == "qwen3-next":
+        add_mtp_head(folder)
+
+
+def add_mtp_head(folder):
+    """Add an untrained MTP head to a saved Qwen3-Next, with the last layer's weights as its layer."""
+    import torch
     from safetensors.torch import load_file, save_file
 
-    torch.manual_seed(0)
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
-    heads |= {"linear_key_head_dim": 32, "linear_num_key_heads": 2}
-    heads |= {"linear_value_head_dim": 32, "linear_num_value_heads": 4}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    config = transformers.Qwen3NextConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        num_hidden_layers=2,
-        layer_types=["linear_attention", "full_attention"],
-        shared_expert_intermediate_size=32,
-        max_position_embeddings=2048,
-        initializer_range=0.08,
-        eos_token_id=VOCAB - 1,
-        dtype="float32",
-        **heads,
-        **experts,
-    )
-    network = transformers.Qwen3NextForCausalLM(config)
-    torch.nn.init.normal_(network.lm_head.weight, std=0.5)
-    network.save_pretrained(folder)
     weights = load_file(folder / "model.safetensors")
     last = "model.layers.1."
     head = {

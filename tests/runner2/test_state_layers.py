@@ -16,43 +16,52 @@ from sam_core.engines.vllm.plugin import front
 from schedule_draws import WORDS
 from started import started
 from test_options import configure
-from triton_interpreter.gated_delta_net import compute_on_cpu
+from triton_interpreter.state_layers import use_kernels
 
 WRONG = problem(Path(vllm.__file__).parent, hooks.STATES)
 right = pytest.mark.skipif(
     WRONG is not None, reason="refused with this vLLM; test_plugin.py starts these with a later one"
 )
-SAMPLED = [{"temperature": 1.0, "seed": seed} for seed in range(8)]
+EACH = [{}, {}, {"temperature": 1.0, "seed": 0}, {"temperature": 1.0, "seed": 1}] * 2
+"""Two prompts are answered greedily, two sampled with seeds; each twice."""
+SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in ("granite", "lfm2")]
+
+
+def families(*names):
+    """Parametrizes a test by families of models (tiny_qwen3.STATE_LAYERS)."""
+    return pytest.mark.parametrize("stateful", names, indirect=True)
+
+
+one, each, each_slowly = families("qwen3-next"), families(*tiny_qwen3.STATE_LAYERS), families("qwen3-next", *SLOW)
 
 
 @pytest.fixture(scope="module")
-def stateful(tmp_path_factory, device):
-    compute_on_cpu()
-    folder = tmp_path_factory.mktemp("qwen3-next")
-    tiny_qwen3.save_next(folder)
+def stateful(request, tmp_path_factory, device):
+    use_kernels()
+    folder = tmp_path_factory.mktemp(request.param)
+    tiny_qwen3.save_stateful(folder, request.param)
     tiny_qwen3.save_tokenizer(folder, WORDS)
     return folder
 
 
-plain = started(start, "module", model="stateful")
-sometimes = started(start, "module", model="stateful", sam=SEEDED)
+def engine(**settings):
+    """Without prefix caching, with which the interpreter takes twice as long, unless settings ask for it."""
+    return started(start, "module", model="stateful", **{"enable_prefix_caching": False} | settings)
+
+
+plain = engine()
+sometimes = engine(sam=SEEDED, enable_prefix_caching=True)
 """Drafts while at most 6 requests run."""
-synchronous = started(start, "module", model="stateful", sam=SEEDED, k=7, async_scheduling=False)
-with_mtp = started(start, "module", model="stateful", sam=SEEDED, k=2, drafter={"method": "mtp"})
-tight = started(
-    start,
-    "module",
-    model="stateful",
-    sam=SEEDED,
-    **TIGHT | {"max_num_batched_tokens": 128, "num_gpu_blocks_override": 18},
-)
+synchronous = engine(sam=SEEDED, k=7, async_scheduling=False)
+with_mtp = engine(sam=SEEDED, k=2, drafter={"method": "mtp"})
+tight = engine(sam=SEEDED, **TIGHT | {"block_size": 64, "max_num_batched_tokens": 128, "num_gpu_blocks_override": 14})
 
 
 @pytest.fixture(scope="module")
 def texts(plain, prompts):
-    """Prompts, and lengths and answers of the engine without speculation, greedy and sampled with seeds."""
+    """Prompts, and lengths and answers of the engine without speculation."""
     lengths = [random.Random(i).randrange(12, 40) for i in range(8)]
-    return prompts, lengths, plain.run(prompts, lengths), plain.run(prompts, lengths, each=SAMPLED)
+    return prompts, lengths, plain.run(prompts, lengths, each=EACH)
 
 
 def changed(engine):
@@ -63,18 +72,31 @@ def changed(engine):
     assert any(not row[drafted] for row in engine.rows[first:])
 
 
-@right
-@pytest.mark.parametrize("name", ["sometimes", "synchronous", "with_mtp"])
-def test_text_is_that_without_speculation(name, texts, request):
-    engine, (prompts, lengths, greedy, sampled) = request.getfixturevalue(name), texts
-    assert engine.run(prompts, lengths, stagger=3) == greedy
+def same_texts(engine, texts):
+    """The texts are those without speculation, in steps as `changed` says. Returns the drafter's counters."""
+    prompts, lengths, answers = texts
+    assert engine.run(prompts, lengths, stagger=1, each=EACH) == answers
     changed(engine)
-    assert engine.run(prompts, lengths, stagger=2, each=SAMPLED) == sampled
-    speculated(engine)
-    (counted,) = engine.engine.collective_rpc("sam_stats")
-    assert (counted["model_tokens"] > 0) == (name == "with_mtp")
-    if name == "with_mtp":
-        assert engine.engine.collective_rpc(takes_weights_from_verl) == [True]
+    return engine.drafter()
+
+
+@right
+@each
+def test_text_is_that_without_speculation(sometimes, texts):
+    assert not same_texts(sometimes, texts)["model_tokens"]
+
+
+@right
+@one
+def test_text_of_a_synchronous_engine_is_that_without_speculation(synchronous, texts):
+    assert not same_texts(synchronous, texts)["model_tokens"]
+
+
+@right
+@one
+def test_text_with_an_mtp_head_is_that_without_speculation(with_mtp, texts):
+    assert same_texts(with_mtp, texts)["model_tokens"]
+    assert with_mtp.engine.collective_rpc(takes_weights_from_verl) == [True]
 
 
 def takes_weights_from_verl(worker):
@@ -96,6 +118,7 @@ def long(block):
 
 
 @right
+@each_slowly
 def test_text_is_that_without_speculation_after_preemption(plain, tight, long):
     prompts = [prompt[24:] for prompt in long + long]
     assert tight.run(prompts, 48, priorities=[*range(8, 0, -1)]) == plain.run(prompts, 48)
@@ -104,6 +127,7 @@ def test_text_is_that_without_speculation_after_preemption(plain, tight, long):
 
 
 @right
+@each_slowly
 def test_a_prefix_in_the_cache_and_a_block_that_ends_in_an_answer(plain, sometimes, long, block):
     more = [long[i] + long[i + 1] for i in range(3)]
     for prompts in (long, more, more):
@@ -113,14 +137,16 @@ def test_a_prefix_in_the_cache_and_a_block_that_ends_in_an_answer(plain, sometim
 
 
 @right
+@one
 def test_a_session_is_refused_and_the_engine_goes_on(sometimes, texts):
-    prompts, lengths, greedy, _ = texts
+    prompts, lengths, answers = texts
     with pytest.raises(ValueError, match="send each turn as a request with all tokens before it"):
         sometimes.run_session([prompts[0], prompts[1]], [4, 4])
-    assert sometimes.run(prompts[:2], lengths[:2]) == greedy[:2]
+    assert sometimes.run(prompts[:2], lengths[:2]) == answers[:2]
 
 
 @right
+@one
 def test_defaults(stateful, device, monkeypatch):
     monkeypatch.setattr(front, "why_not_adaptive", device.why_not_adaptive)
     said = []
@@ -133,7 +159,19 @@ def test_defaults(stateful, device, monkeypatch):
         assert any(text.startswith("num_speculative_tokens is 8") for text in said) == (k == 8)
 
 
+@right
+@one
+def test_vllms_code_for_a_cpu_is_refused(stateful, device, monkeypatch):
+    from vllm.model_executor.layers.mamba.ops import causal_conv1d
+    from vllm.model_executor.layers.mamba.ops.cpu.causal_conv1d import causal_conv1d_update_cpu
+
+    monkeypatch.setattr(causal_conv1d, "causal_conv1d_update", causal_conv1d_update_cpu)
+    with pytest.raises(ValueError, match="on a CPU vLLM computes verified tokens of the model's state layers"):
+        configure(stateful, {})
+
+
 @pytest.mark.skipif(WRONG is None, reason="this vLLM reads the right states")
+@one
 def test_a_vllm_that_reads_wrong_states_is_refused(stateful, device):
     with pytest.raises(ValueError, match="install vLLM 0.32 or later"):
         configure(stateful, {})

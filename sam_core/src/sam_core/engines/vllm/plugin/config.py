@@ -7,6 +7,7 @@ vLLM's processes receive it pickled, so each of them imports this module and the
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,12 +138,23 @@ class SamSpeculativeConfig(SpeculativeConfig):
     def _check_state_layers(self) -> None:
         """Raise ValueError if this vLLM computes wrong states for the model."""
         import vllm
+        from vllm.platforms import current_platform
 
-        if self.has_state_layers and problem(Path(vllm.__file__).parent, STATES):
+        if not self.has_state_layers:
+            return
+        if problem(Path(vllm.__file__).parent, STATES):
             raise ValueError(
                 "this vLLM reads wrong states of the model's state layers (linear attention, Mamba) in steps without "
                 "drafts: install vLLM 0.32 or later, or leave speculative_config out"
             )
+        if current_platform.is_cpu():
+            from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_update
+
+            if "num_accepted_tokens" not in inspect.signature(causal_conv1d_update).parameters:
+                raise ValueError(
+                    "on a CPU vLLM computes verified tokens of the model's state layers (linear attention, Mamba) "
+                    "unlike other tokens, or wrongly: use a GPU, or leave speculative_config out"
+                )
 
     @property
     def has_state_layers(self) -> bool:
