@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -20,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from sam_core.engines.hooks import problem
+from sam_core.engines.vllm.hooks import STATES
 
 from llm_rl import space
 from llm_rl.errors import UserError
 from llm_rl.pin_set import PinSet
 from llm_rl.recipe import Recipe
-from llm_rl.shape import read_shape
+from llm_rl.shape import Shape, read_shape
 
 JEMALLOC = tuple(
     f"{folder}/libjemalloc.so.2"
@@ -67,6 +70,22 @@ def variables(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, str]:
         "SAM_STEP_LOG": str(run_dir),
         "SAM_TAIL_THRESHOLD": str(recipe.options.threshold),
     }
+
+
+def check_state_layers(recipe: Recipe, model: Shape | None) -> None:
+    """Raise UserError if the engine would not draft for a model whose layers keep a state."""
+    if recipe.sam == "off" or model is None or model.nets is None:
+        return
+    name, vllm = Path(recipe.model.path).name, importlib.util.find_spec("vllm")
+    if not vllm or not vllm.submodule_search_locations or problem(Path(vllm.submodule_search_locations[0]), STATES):
+        raise UserError(
+            f"layers of {name} keep a state, and the vLLM in {sys.prefix} reads wrong ones in steps without drafts: "
+            "install vLLM 0.32 or later, or set sam=off"
+        )
+    if recipe.sam == "auto":
+        raise UserError(
+            f"sam=auto needs adaptive verification, which vLLM lacks for the delta nets of {name}: set sam=batch"
+        )
 
 
 def checkpoint_wait(recipe: Recipe) -> int:

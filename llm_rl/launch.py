@@ -144,6 +144,7 @@ def plan(recipe: Recipe, run_dir: Path, dry_run: bool = False) -> Plan:
     pin_set = PinSet(recipe.pin_set)
     entry = pin_set.entry_point(recipe)
     model = read_shape(Path(recipe.model.path))
+    environment.check_state_layers(recipe, model)
     lines, warnings = layout.report(recipe, model)
     needs = space.needs(recipe, model)
     lines += needs.lines() if needs else []

@@ -31,8 +31,9 @@ OTHER_MODELS = ("reward.reward_model.enable", "reward_model.enable", "distillati
 class RolloutMemory:
     """Memory of a device while it generates, in GiB, and the load of an engine.
 
-    pinned: host memory of a device's weights while the engine sleeps; sequence, worst: KV cache of one sequence of
-    maximum length, and of max_num_seqs of them; requests: requests per engine and round, served in `waves`.
+    pinned: host memory of a device's weights while the engine sleeps; states: a request's states in layers that keep
+    one; sequence, worst: KV cache and states of one sequence of maximum length, and of max_num_seqs of them; requests:
+    requests per engine and round, served in `waves`.
     """
 
     engines: int
@@ -41,6 +42,7 @@ class RolloutMemory:
     pinned: float
     budget: float
     kv: float
+    states: float
     sequence: float
     worst: float
     full_sequences: float
@@ -165,7 +167,8 @@ def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> RolloutMe
     of_groups = communicators.engine_memory(recipe)
     kv = budget - weights - max(reserve, of_groups + ACTIVATIONS)
     longest = recipe.sequence_length
-    token = model.kv_bytes(tp) / GIB
+    token, states = model.kv_bytes(tp) / GIB, model.state_bytes(tp, recipe.k) / GIB
+    sequence = longest * token + states
     engines = recipe.rollout_dies // tp
     requests = -(-recipe.data.gen_batch_size * recipe.rollout.n // engines)
     return RolloutMemory(
@@ -175,10 +178,11 @@ def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> RolloutMe
         pinned=_pinned(recipe, model),
         budget=budget,
         kv=kv,
-        sequence=longest * token,
-        worst=recipe.rollout.max_num_seqs * longest * token,
-        full_sequences=kv / (longest * token),
-        mean_tokens=kv / recipe.rollout.max_num_seqs / token,
+        states=states,
+        sequence=sequence,
+        worst=recipe.rollout.max_num_seqs * sequence,
+        full_sequences=kv / sequence,
+        mean_tokens=(kv / recipe.rollout.max_num_seqs - states) / token,
         requests=requests,
         waves=-(-requests // recipe.rollout.max_num_seqs),
     )
@@ -268,7 +272,11 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
             "  KV cache",
             f"{roll.kv:.1f} of {roll.budget:.1f} GiB, after {RESERVE:g} GiB for communicators and activations",
         ),
-        ("  full sequence", f"{roll.sequence:.2f} GiB for {recipe.sequence_length} tokens"),
+        *([("  states", f"{1024 * roll.states:.0f} MiB per request with k = {recipe.k}")] if roll.states else []),
+        (
+            "  full sequence",
+            f"{roll.sequence:.2f} GiB for {recipe.sequence_length} tokens{' and states' * (roll.states > 0)}",
+        ),
         ("  full sequences that fit", f"{roll.full_sequences:.1f} of {recipe.rollout.max_num_seqs}"),
         ("  mean tokens that fit", f"{roll.mean_tokens:.0f} at {recipe.rollout.max_num_seqs} requests"),
         ("  requests per engine", f"{roll.requests} per round, in {roll.waves} wave{'s' * (roll.waves > 1)}"),

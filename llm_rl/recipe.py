@@ -244,6 +244,11 @@ class Recipe(Section):
         return Options.from_engine(sam.pop("k"), sam, verify=VERIFY)
 
     @property
+    def k(self) -> int:
+        """Draft tokens for which the engine makes room."""
+        return 0 if self.sam == "off" else self.sam_options["k"]
+
+    @property
     def separate(self) -> bool:
         """Whether generation and training run on different hosts."""
         return self.trainer.mode in SEPARATE

@@ -98,7 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"a recording (see `python -m sam_lab replay --help`), or {RANDOM!r}: noise; batches of several alternate",
     )
     add("--part", choices=PARTS, help="only the prompts that `evidence` tunes on or tests with; default: all")
-    add("--shape", choices=[*SHAPES, "tiny"], default="Qwen3-0.6B", help="model shape (%(default)s)")
+    shapes = [name for name, shape in SHAPES.items() if not shape.nets]
+    add("--shape", choices=[*shapes, "tiny"], default="Qwen3-0.6B", help="model shape (%(default)s)")
     add("--arms", nargs="+", metavar="ARM", help="default: all but those that end in @async")
     add(
         "--groups",

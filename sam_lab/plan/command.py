@@ -241,10 +241,13 @@ def _print(
     plan: Setup, clock: str, result: dict[str, Any], mean: float, advice: Sequence[str], grows: Sequence[str]
 ) -> None:
     devices = f"{plan.dies} {plan.unit}{'s' * (plan.dies > 1)}"
+    states = (
+        f", of which a request's states take {plan.states(plan.k):,.0f} (k = {plan.k}), {plan.states(0):,.0f} without"
+    )
     print(
         f"{plan.name}: {devices}, {plan.ranks} engines of {plan.tensor}; {plan.gen_prompts} x {plan.n} answers "
         f"a round of {mean:,.0f} tokens, {plan.rounds} round{'s' * (plan.rounds > 1)}; {plan.slots} requests at once, "
-        f"memory for {plan.capacity:,.0f} tokens an engine\nclock: {clock}\n"
+        f"memory for {plan.capacity:,.0f} tokens an engine{states if plan.shape.nets else ''}\nclock: {clock}\n"
     )
     print("threshold, k       round   rollout      step   speed        10-90 %    tail  its speed")
     labels = {"batch": "batch {} {}".format(*result["own"]), "best": "batch {} {}".format(*result["best"])}

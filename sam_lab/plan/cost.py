@@ -158,11 +158,14 @@ def roofline(shape: Shape, tensor: int, expert: int, device: Device, eager: bool
     if shape.experts and expert > 1:
         link_row += shape.layers * 2 * shape.experts_per_token * 2 * shape.hidden / tensor / device.link
         fixed += shape.layers * 2 * device.exchange
+    states = (
+        2 * shape.state_bytes(tensor) / (device.bandwidth * device.weights_share)
+    )  # each token reads and writes one
     operators = device.expert_operators if shape.experts else device.operators
     context = 1000 * shape.kv_bytes(tensor) / (device.bandwidth * device.context_share)
     return Cost(
         rows,
-        fixed + np.maximum(read, flops_row * rows) + link_row * rows,
+        fixed + np.maximum(read + states * rows, flops_row * rows) + link_row * rows,
         context,
         device.draft_context * context,
         prefill=flops_row + link_row,

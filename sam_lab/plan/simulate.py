@@ -79,6 +79,7 @@ class Engines:
         slots: requests that a rank runs at once.
         capacity: tokens of keys and values that a rank holds.
         cached: of each rank, tokens of each prompt that an earlier request has read.
+        states: what a running request holds beside its tokens, in tokens.
     """
 
     prompts: Sequence[npt.NDArray[np.int64]]
@@ -86,13 +87,14 @@ class Engines:
     slots: int
     capacity: float = np.inf
     cached: Sequence[npt.NDArray[np.int64]] | None = None
+    states: float = 0.0
 
     def __post_init__(self) -> None:
         ranks = len(self.answers)
         for p, a in zip(self.prompts, self.answers, strict=True):
-            if len(a) and (p + a).max() + BLOCK > self.capacity:
+            if len(a) and (p + a).max() + BLOCK + self.states > self.capacity:
                 raise ValueError(
-                    f"the longest request has {(p + a).max():,} tokens, and {self.capacity:,.0f} fit: "
+                    f"the longest request has {(p + a).max():,} tokens, and {self.capacity - self.states:,.0f} fit: "
                     "take a larger tensor parallel size or shorter answers"
                 )
         self.queue = [list(range(len(a)))[::-1] for a in self.answers]  # the next one last
@@ -135,7 +137,7 @@ class Engines:
                 if policy.share is not None:
                     of_requests = policy.share[running[:, None], at] * busy
                     share = float((of_requests.sum(axis=1) / np.maximum(running, 1)).max())
-            steps = self._steps(running, rate, context, at, moving)
+            steps = self._steps(running, rate, context + self.states * running, at, moving)
             self._advance(steps, cost, running, rate, context, drafted, share)
 
     def _start(self, cost: Cost) -> float:
@@ -156,7 +158,7 @@ class Engines:
                 request = queue[-1]
                 position = self.saved.get((rank, request), 0.0)
                 prompt = float(self.prompts[rank][request])
-                if stored + prompt + position + BLOCK * (running + 1) > self.capacity and running:
+                if stored + prompt + position + (BLOCK + self.states) * (running + 1) > self.capacity and running:
                     break
                 queue.pop()
                 self.number[rank, slot], self.arrival[rank, slot] = request, self.arrived
@@ -175,13 +177,14 @@ class Engines:
         self,
         running: npt.NDArray[np.int64],
         rate: Float64,
-        context: Float64,
+        held: Float64,
         at: npt.NDArray[np.int64] | None,
         moving: npt.NDArray[np.bool_],
     ) -> int:
         """Steps until the next event: an answer ends, one gets into the next bin, or memory runs out on a rank.
 
-        at: [ranks, slots], bin of each position; None where positions do not matter.
+        held: [ranks], tokens, with what states take. at: [ranks, slots], bin of each position; None where positions do
+        not matter.
         """
         busy = rate > 0
         steps = ((self.length - self.position)[busy] / rate[busy]).min()
@@ -192,7 +195,7 @@ class Engines:
                 steps = min(steps, ((edge - self.position[drafting]) / rate[drafting]).min())
         steps = max(1, int(np.ceil(steps - DONE)))
         if self.capacity < np.inf:
-            for free, growth, n in zip(self.capacity - context, rate.sum(axis=1), running, strict=True):
+            for free, growth, n in zip(self.capacity - held, rate.sum(axis=1), running, strict=True):
                 if n > 1 and growth * steps > free:
                     steps = max(1, int(free // growth))
         return steps
@@ -230,7 +233,7 @@ class Engines:
         for rank, slot in np.argwhere(over).tolist():
             trace.ended[rank, int(self.number[rank, slot])] = self.clock
         self.number[over] = -1
-        if (context + growth * steps + 2 * running > self.capacity).any():
+        if (context + growth * steps + (2 + self.states) * running > self.capacity).any():
             self._preempt()
 
     def _preempt(self) -> None:
@@ -238,7 +241,7 @@ class Engines:
         for rank in range(len(self.queue)):
             busy = self.number[rank] >= 0
             stored = (self.prompt[rank] + self.position[rank])[busy].sum()
-            while stored + 2 * busy.sum() > self.capacity and busy.sum() > 1:
+            while stored + (2 + self.states) * busy.sum() > self.capacity and busy.sum() > 1:
                 slot = int(np.where(busy, self.arrival[rank], -1).argmax())
                 request = int(self.number[rank, slot])
                 stored -= self.prompt[rank, slot] + self.position[rank, slot]

@@ -32,7 +32,7 @@ class Setup:
 
     data: ranks of an engine that meet in every step, as experts are spread over them; 1: engines are independent.
     gen_prompts: prompts of a round; rounds: rounds of generation a step. capacity: tokens of keys and values a rank
-    holds. training: seconds a trained token and active parameter, of one die.
+    holds, if it holds nothing else. training: seconds a trained token and active parameter, of one die.
     """
 
     name: str
@@ -58,6 +58,10 @@ class Setup:
     @property
     def ranks(self) -> int:
         return self.dies // self.tensor
+
+    def states(self, k: int) -> float:
+        """Tokens whose keys and values take as much memory as a request's states with drafts of k tokens."""
+        return self.shape.state_bytes(self.tensor, k) / self.shape.kv_bytes(self.tensor)
 
 
 def setup(recipe: Recipe, shape: Shape, threshold: int, k: int, kept: float) -> Setup:
@@ -118,16 +122,19 @@ def deal(lengths: Int64, ranks: int, routing: str) -> list[Int64]:
     return [np.array(of_rank, np.int64) for of_rank in given]
 
 
-def engines(plan: Setup, lengths: Int64, routing: str = "spread") -> list[Engines]:
-    """The engines of a round, with their requests."""
-    return loaded(plan, deal(lengths, plan.ranks, routing))
+def engines(plan: Setup, lengths: Int64, routing: str = "spread", k: int = 0) -> list[Engines]:
+    """The engines of a round, with their requests and room for drafts of k tokens."""
+    return loaded(plan, deal(lengths, plan.ranks, routing), k)
 
 
-def loaded(plan: Setup, dealt: Sequence[Int64]) -> list[Engines]:
+def loaded(plan: Setup, dealt: Sequence[Int64], k: int = 0) -> list[Engines]:
     """The engines of ranks that were dealt these answers."""
     groups = [dealt[i : i + plan.data] for i in range(0, plan.ranks, plan.data)]
     prompts = [[np.full(len(answers), plan.prompt_tokens) for answers in group] for group in groups]
-    return [Engines(p, group, plan.slots, plan.capacity) for p, group in zip(prompts, groups, strict=True)]
+    return [
+        Engines(p, group, plan.slots, plan.capacity, states=plan.states(k))
+        for p, group in zip(prompts, groups, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

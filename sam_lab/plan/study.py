@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -88,13 +88,22 @@ def rounds_of(
     """A round under `off`, each (threshold, k) of `batch`, and `auto`, on the same lengths."""
     plan, cost = inputs.plan, inputs.cost
     lengths = inputs.lengths.sample(plan.gen_prompts, plan.n, np.random.default_rng(seed))
-    loaded = engines(plan, lengths, inputs.routing)
-    fresh = Tails(plan, cost, tuple(engine.copy() for engine in loaded), plan.slots)
     late = [threshold for threshold, _ in pairs if threshold < plan.slots]
-    tails = Tails.of(plan, cost, loaded, max(late, default=plan.threshold))
-    results: dict[Any, Round] = {"off": tails.run(Policy.off(plan.slots), plan.threshold)}
+
+    @cache
+    def started(k: int) -> tuple[Tails, Tails]:
+        """Engines with room for drafts of k tokens: at their start, and in their tails."""
+        loaded = engines(plan, lengths, inputs.routing, k)
+        fresh = Tails(plan, cost, tuple(engine.copy() for engine in loaded), plan.slots)
+        return fresh, Tails.of(plan, cost, loaded, max(late, default=plan.threshold))
+
+    def room(k: int) -> int:
+        return k if plan.shape.nets else 0  # others need none
+
+    results: dict[Any, Round] = {"off": started(0)[1].run(Policy.off(plan.slots), plan.threshold)}
     for threshold, k in pairs:
         progress()
+        fresh, tails = started(room(k))
         policy = inputs.acceptance.batch(plan.slots, min(threshold, plan.slots), k)
         # ranks that meet in every step draft as soon as few run on them, whatever the others do
         whole = plan.data > 1 or threshold >= plan.slots
@@ -104,7 +113,7 @@ def rounds_of(
         per_rank = np.sort(lengths.ravel())[:: plan.ranks]
         contexts = tail_contexts([(plan.prompt_tokens, int(a)) for a in per_rank], plan.slots)
         policy = inputs.acceptance.auto(plan.slots, cost, contexts)
-        results["auto"] = fresh.run(policy, plan.threshold)
+        results["auto"] = started(room(plan.k))[0].run(policy, plan.threshold)
     return results
 
 

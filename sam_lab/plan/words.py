@@ -26,11 +26,12 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
     settings = {
         "batch": "the recipe's threshold {} and k = {}".format(*result["own"]),
         "best": "sam=batch with threshold {} and k = {}".format(*result["best"]),
-        "auto": "sam=auto",
     }
+    if not plan.shape.nets:  # else vLLM does not verify adaptively
+        settings["auto"] = "sam=auto"
     gains = {name: figures[name]["rollout_gain"] for name in settings}
     worst = {name: ranges[name]["rollout_gain"][0] for name in settings}
-    safe = [name for name in ("auto", "batch", "best") if worst[name] > 1 - MAX_LOSS]
+    safe = [name for name in ("auto", "batch", "best") if worst.get(name, 0) > 1 - MAX_LOSS]
     advised = max(safe, key=gains.__getitem__, default=None)
     advice = []
     if advised is None or gains[advised] < 1.01:
@@ -44,7 +45,9 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
                 "there is an assumption. On the article's stack a verifying step took 1.7 times a decoding one."
             )
     for name in settings:
-        if name != advised and (name != "best" or gains["best"] > max(gains["batch"], gains["auto"])):
+        if name != advised and (
+            name != "best" or all(gains["best"] > gains[other] for other in gains if other != name)
+        ):
             advice.append(f"With {settings[name]} {_saving(result, name)}.")
     if result["figures"]["off"]["tail_share"] < 0.1:
         advice.append("The tail is short, so there is little that a switch by batch size could win.")

@@ -30,6 +30,8 @@ from llm_rl.recipe import KEYS, MAPPINGS
 QWEN3 = launch.ROOT / "llm_rl" / "qwen3"
 ABSTRACT = {"dapo", "dapo_qwen3_article"}
 NAMES = sorted(path.stem for path in QWEN3.glob("dapo*.yaml") if path.stem not in ABSTRACT)
+STATES = "dapo_qwen3_5_27b_8gpu"
+"""The recipe of a model whose layers keep a state; tests/verl_plugin composes it with `sam`."""
 INSTALLED = f"verl {importlib.metadata.version('verl')}"
 PIN_SET = Path(sys.prefix).name
 OTHERS = [other for other in map(PinSet, pin_set.names()) if other.verl != INSTALLED]
@@ -86,7 +88,7 @@ def given(capsys):
     return run
 
 
-@pytest.mark.parametrize(("name", "sam"), [*((name, "auto") for name in NAMES), (NAMES[0], "off")])
+@pytest.mark.parametrize(("name", "sam"), [*((name, "auto") for name in NAMES if name != STATES), (STATES, "off")])
 def test_every_recipe_composes(name, sam, given, capsys):
     if DAPO_IN_CHECKOUT and name.endswith(("_cpu", "gpu")):
         assert dry_run(name) == 1
@@ -102,6 +104,15 @@ def test_every_recipe_composes(name, sam, given, capsys):
         prefix = f"+ray_kwargs.ray_init.runtime_env.env_vars.{variable}="
         (value,) = (word.removeprefix(prefix).strip("'") for word in words if word.startswith(prefix))
         assert shlex.split(exported[variable]) == [value]
+
+
+@pytest.mark.skipif(DAPO_IN_CHECKOUT, reason="refuses all recipes for GPUs")
+def test_state_layers_need_a_later_vllm(capsys):
+    assert dry_run(STATES) == 1
+    assert re.fullmatch(
+        "error: layers of Qwen3.5-27B keep a state, .* install vLLM 0.32 or later, or set sam=off\n",
+        capsys.readouterr().err,
+    )
 
 
 @pytest.mark.parametrize("name", ARTICLE)
@@ -379,7 +390,7 @@ def test_a_pin_set_is_a_folder(given, monkeypatch, tmp_path):
 def test_recipes_name_no_pin_set_but_their_default():
     files = [path for path in (launch.ROOT / "llm_rl").rglob("*") if path.suffix in (".py", ".sh", ".yaml")]
     named = {path.name: re.findall(r"\bPIN(?:,|:-)([\w.-]+)\}", path.read_text()) for path in files}
-    recipes = ("dapo_qwen3_0.6b_1gpu", "dapo_qwen3_8b_8gpu")
+    recipes = ("dapo_qwen3_0.6b_1gpu", "dapo_qwen3_8b_8gpu", STATES)
     of_gpus = {file: ["gpu"] for recipe in recipes for file in (f"{recipe}.yaml", f"run_{recipe}.sh")}
     default = {file: ["vllm-0.23"] for file in ("dapo.yaml", "common.sh")}
     assert {name: names for name, names in named.items() if names} == of_gpus | default

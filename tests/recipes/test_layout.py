@@ -14,7 +14,7 @@ from llm_rl.shape import SHAPES, Shape, embedding, read_shape
 
 QWEN3 = Path(layout.__file__).parent / "qwen3"
 B32, B235 = "dapo_qwen3_32b_32die", "dapo_qwen3_235b_a22b_128die"
-GPUS, GPU = "dapo_qwen3_8b_8gpu", "dapo_qwen3_0.6b_1gpu"
+GPUS, GPU, STATES = "dapo_qwen3_8b_8gpu", "dapo_qwen3_0.6b_1gpu", "dapo_qwen3_5_27b_8gpu"
 OURS = "profile=recommended"
 
 
@@ -30,6 +30,8 @@ def load(name=B32, changes=""):
         ("Qwen3-0.6B", 0.596, 0, 1.11, 112, 14),
         ("Qwen3-32B", 32.762, 0, 61.0, 256, 32),
         ("Qwen3-235B-A22B", 235.09, 227.10, 437.9, 188, 47),
+        ("Qwen3.5-9B", 8.954, 0, 16.7, 32, 8),
+        ("Qwen3.5-27B", 26.896, 0, 50.1, 64, 16),
     ],
 )
 def test_shapes(model, parameters, experts, weights, kv_token, kv_of_8):
@@ -40,6 +42,23 @@ def test_shapes(model, parameters, experts, weights, kv_token, kv_of_8):
     assert (shape.kv_bytes(1), shape.kv_bytes(8)) == (kv_token * 1024, kv_of_8 * 1024)
 
 
+def test_states_of_a_request():
+    """MiB, with 0, 3, 7 and 15 draft tokens, and on each of four devices."""
+    states = SHAPES["Qwen3.5-9B"].state_bytes
+    assert [round(states(1, k) / 2**20) for k in (0, 3, 7, 15)] == [49, 201, 414, 876]
+    assert states(4, 3) == states(1, 3) / 4 and SHAPES["Qwen3-8B"].state_bytes(1, 3) == 0
+
+
+def test_states_are_counted():
+    recipe, model = load(STATES)
+    lines, _ = layout.report(recipe, model)
+    assert any(re.fullmatch("  states +150 MiB per request with k = 3", line) for line in lines)
+    drafts, without = (layout.rollout(*load(STATES, change)) for change in ("", "sam=off"))
+    added = (model.state_bytes(4, 3) - model.state_bytes(4)) / GIB
+    assert drafts.sequence - without.sequence == pytest.approx(added) and drafts.kv == without.kv
+    assert without.mean_tokens - drafts.mean_tokens == pytest.approx(added * GIB / model.kv_bytes(4))
+
+
 @pytest.mark.parametrize(
     ("name", "weights", "sequence", "worst", "kv", "full", "mean"),
     [
@@ -47,6 +66,7 @@ def test_shapes(model, parameters, experts, weights, kv_token, kv_of_8):
         (B235, 7.0, 1.65, 106, (39, 41.5), (24, 25.2), (13.7, 14.46)),
         (GPUS, 15.3, 3.09, 99, (43.9, 47.9), (14.2, 15.5), (9.99, 10.90)),
         (GPU, 1.1, 0.27, 13.1, (6.3, 10.3), (23.0, 37.6), (1.23, 2.01)),
+        (STATES, 12.5, 0.19, 24.7, (26.9, 30.9), (139.3, 160.1), (4.18, 6.23)),
     ],
 )
 def test_rollout_memory(name, weights, sequence, worst, kv, full, mean):
@@ -60,7 +80,7 @@ def test_rollout_memory(name, weights, sequence, worst, kv, full, mean):
     assert (low.mean_tokens / 1e3, high.mean_tokens / 1e3) == pytest.approx(mean, abs=0.06)
 
 
-@pytest.mark.parametrize(("name", "total", "host"), [(GPUS, 18.4, 92), (GPU, 10.3, 7)])
+@pytest.mark.parametrize(("name", "total", "host"), [(GPUS, 18.4, 92), (GPU, 10.3, 7), (STATES, 52.9, 301)])
 def test_recipes_of_gpus_fit(name, total, host):
     """Their comments: GiB a GPU while it trains, GiB of a host; and nothing warns of preemption."""
     lines, warnings = layout.report(*load(name))
@@ -272,6 +292,11 @@ MIXTRAL = ATTENTION | {
 LLAMA = ATTENTION | {"intermediate_size": 14336, "vocab_size": 128256}
 VL = {"text_config": ATTENTION | {"vocab_size": 151936}}
 LLAMA_2 = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
+QWEN3_5 = {"model_type": "qwen3_5_text", "hidden_size": 4096, "intermediate_size": 12288, "vocab_size": 248320}
+QWEN3_5 |= {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256, "num_hidden_layers": 32}
+QWEN3_5 |= {"layer_types": [*["linear_attention"] * 3, "full_attention"] * 8, "linear_conv_kernel_dim": 4}
+QWEN3_5 |= {"linear_num_key_heads": 16, "linear_key_head_dim": 128}
+QWEN3_5 |= {"linear_num_value_heads": 32, "linear_value_head_dim": 128}
 LLAMA_2 |= {"vocab_size": 32000}  # Llama 2 7B's file has no num_key_value_heads
 MOONLIGHT = {"hidden_size": 2048, "vocab_size": 163840}
 
@@ -284,6 +309,7 @@ MOONLIGHT = {"hidden_size": 2048, "vocab_size": 163840}
         ("llama", LLAMA_2, 6_738_415_616, 131_072_000),
         ("qwen3_moe", {**MOONLIGHT, "mlp_only_layers": [0]}, None, 335_544_320),
         ("qwen3_vl", VL, None, 622_329_856),
+        ("qwen3_5", {"text_config": QWEN3_5}, 8_953_803_264, 1_017_118_720),  # as transformers makes it
         ("deepseek_v3", MOONLIGHT, None, 335_544_320),  # Moonlight
     ],
 )

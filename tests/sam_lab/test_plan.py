@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 RECIPE = str(ROOT / "llm_rl/qwen3/dapo_qwen3_32b_32die.yaml")
 GPUS = str(ROOT / "llm_rl/qwen3/dapo_qwen3_8b_8gpu.yaml")
+STATES = str(ROOT / "llm_rl/qwen3/dapo_qwen3_5_27b_8gpu.yaml")
 PLAN = Setup("32b", SHAPES["Qwen3-32B"], 32, 8, 1, 1, 32, 96, 16, 128, 34816, 1.2e6)
 ROWS = np.arange(1.0, 200)
 COST = Cost(ROWS, 0.02 + 0.001 * np.maximum(0, ROWS - 6), 0.004, 0.002, prefill=1e-5)
@@ -97,16 +98,31 @@ def test_equals_a_loop_over_steps(ranks, floor, threshold):
     assert len(trace.steps) < steps / 5
 
 
-@pytest.mark.parametrize(("ranks", "capacity"), [(1, np.inf), (2, 9000)])
-def test_every_token_once(ranks, capacity):
+@pytest.mark.parametrize(("ranks", "capacity", "states"), [(1, np.inf, 0), (2, 9000, 0), (2, 15000, 1500)])
+def test_every_token_once(ranks, capacity, states):
     prompts, answers = load(3, ranks, 40)
-    trace = Engines(prompts, answers, 8, capacity).run(COST, policy_of(4, 8, 5))
+    trace = Engines(prompts, answers, 8, capacity, states=states).run(COST, policy_of(4, 8, 5))
     assert sum(trace.emitted) == pytest.approx(sum(a.sum() for a in answers))
     assert sorted(trace.ended) == [(rank, i) for rank in range(ranks) for i in range(40)]
     assert (trace.preempted > 0) == (capacity < np.inf)
     assert trace.total == pytest.approx(sum(trace.seconds))
+    most = np.array(trace.running).max()
+    assert most <= max(1, (capacity - 16) / (states + 16)), "the memory of states is counted"
     with pytest.raises(ValueError, match="fit"):
-        Engines(prompts, answers, 8, 2000)
+        Engines(prompts, answers, 8, 2000 + states, states=states)
+
+
+def test_states_take_memory_by_the_drafts_that_the_engine_has_room_for():
+    plan = replace(PLAN, shape=SHAPES["Qwen3.5-9B"], tensor=1, dies=1, slots=32, capacity=80_000)
+    assert [round(plan.states(k) * 32 / 1024) for k in (0, 3, 7, 15)] == [49, 201, 414, 876]  # 32 KiB a token
+    lengths = Lengths(900, 0.8, 6000).sample(4, 16, np.random.default_rng(0))
+    running = [np.max(engines(plan, lengths, k=k)[0].run(COST, Policy.off(32)).running) for k in (0, 3, 7)]
+    assert 32 >= running[0] > running[1] > running[2] > 1
+    assert PLAN.states(15) == 0
+    two = [np.full(2, 20)], [np.full(2, 3000)]
+    ends = [Engines(*two, 2, 9000 - gone, states=states) for gone, states in ((5000, 0), (0, 2500))]
+    first, second = (engine.run(COST, Policy.off(2)) for engine in ends)
+    assert first.steps[0] == second.steps[0] < 3000 and first.preempted == second.preempted == 1
 
 
 def test_goes_on_from_where_few_run_while_others_wait():
@@ -314,18 +330,23 @@ def test_recipe(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "low, auto, advice",
-    [(0.99, 1.04, "Use the recipe's threshold 8"), (0.99, 1.09, "Use sam=auto"), (0.9, 1.0, "Leave speculation off")],
+    "low, auto, model, advice",
+    [
+        (0.99, 1.04, "Qwen3-8B", "Use the recipe's threshold 8"),
+        (0.99, 1.09, "Qwen3-8B", "Use sam=auto"),
+        (0.99, 1.09, "Qwen3.5-9B", "Use the recipe's threshold 8"),
+        (0.9, 1.0, "Qwen3-8B", "Leave speculation off"),
+    ],
 )
-def test_what_can_lose_is_not_advised(monkeypatch, low, auto, advice):
-    """However much it gains in the median world."""
+def test_what_can_lose_is_not_advised(monkeypatch, low, auto, model, advice):
+    """However much it gains in the median world; nor what recipes refuse."""
     monkeypatch.setattr(words, "growth", lambda plan, mean: {"index_bytes_engine": 0})
     gains = {"off": (1.0, 1.0, 1.0), "batch": (low, 1.05, 1.1), "best": (0.7, 1.4, 1.5), "auto": (1.0, auto, 1.1)}
     figures = {name: {"rollout_gain": g[1], "tail_share": 0.5, "preempted": 0} for name, g in gains.items()}
     ranges = {name: {"rollout_gain": g[::2]} for name, g in gains.items()}
     routing = {"sticky": {"batch_s": 1.0}, "spread": {"batch_s": 1.0}}
     result = {"figures": figures, "ranges": ranges, "own": (8, 3), "best": (128, 2), "routing": routing}
-    said = words.recommend(SimpleNamespace(gen_prompts=1, n=1), result, 1, 1.0)
+    said = words.recommend(SimpleNamespace(gen_prompts=1, n=1, shape=SHAPES[model]), result, 1, 1.0)
     assert said[0].startswith(advice)
     assert any("-42.9 % to 33.3 % in 10 to 90 % of them" in line for line in said), "what the best switch may lose"
 
@@ -338,6 +359,12 @@ def test_a_gpu_has_its_own_clock(capsys):
         assert main(["plan", GPUS, *more, *small]) == 0
         said = capsys.readouterr().out
         assert f"clock: {clock}" in said and " 8 GPUs, " in said and not re.search(r"\bdies?\b", said)
+
+
+def test_states_are_said(capsys):
+    small = ["data.gen_batch_size=64", "rollout.max_num_seqs=8", "--mean", "200", "--draws", "1"]
+    assert main(["plan", STATES, *small]) == 0
+    assert "of which a request's states take 9,576 (k = 3), 2,349 without\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
