@@ -87,6 +87,8 @@ def _combined(kind: Any) -> Any:
             passes = {"num_speculative_tokens": count} if self.chooses_passes else {}
             with self._with_own_confidences():
                 tokens = super().propose(input_batch, *args, **passes, **kwargs)
+            if sam.pauses and not kwargs.get("dummy_run"):
+                sam.pauses.drafted(count)
             model = None
             if count:
                 confidences = None

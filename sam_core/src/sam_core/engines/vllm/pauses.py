@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +35,13 @@ MAX_STEP = 0.5
 """The most that one step counts: a device may be slow for a moment."""
 PAUSES = 16, 256
 """Steps of the first pause and of the longest."""
+PASS_SHARE = 0.1
+"""Assumed time of a model drafter's pass as a share of a step, until it is known: about what EAGLE-3 and MTP heads take
+next to 8B models."""
+PASS_SAMPLES = 9
+"""Latest steps of each kind whose median tells the time of passes."""
+PASS_INTERVAL = 64
+"""Steps after which one runs the other passes, so that their time stays known: it bounds what that costs."""
 
 
 class _Step:
@@ -44,9 +52,13 @@ class _Step:
     counts: whether it counts as a step with drafts: drafting is not paused, and the first drafts of its batch are
         verified by now.
     continued: the next step had no new requests, so the device continued at once.
+    passes: passes of the model drafter in it.
     """
 
-    __slots__ = ("start", "rows", "requests", "context", "prompts", "paused", "plain", "counts", "continued", "sampled")
+    __slots__ = (
+        *("start", "rows", "requests", "context", "prompts", "paused", "plain", "counts", "continued", "sampled"),
+        "passes",
+    )
 
     def __init__(self, start: Any, input_batch: Any, paused: bool) -> None:
         self.start, self.paused, self.counts, self.continued = start, paused, False, False
@@ -54,6 +66,7 @@ class _Step:
         self.plain = int(input_batch.num_scheduled_tokens.sum()) == self.requests
         self.context = float(input_batch.seq_lens_cpu_upper_bound[: self.requests].sum()) / 1000
         self.sampled: Sampled | None = None
+        self.passes = 0
 
 
 class PlainTimes:
@@ -104,6 +117,52 @@ class Account:
         return step < self._until
 
 
+class Passes:
+    """Decides whether the passes of a model drafter after the first one run.
+
+    Their time is learned from steps with and without them, as a share of a step with one pass.
+
+    Args:
+        count: passes that make all draft tokens.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._residuals: dict[bool, deque[float]] = {each: deque(maxlen=PASS_SAMPLES) for each in (False, True)}
+        self._same = 0  # steps since one had the other passes
+
+    @property
+    def share(self) -> float:
+        """Time of all later passes as a share of a step with one."""
+        one, all_passes = self._residuals[False], self._residuals[True]
+        if min(len(one), len(all_passes)) < PASS_SAMPLES:
+            return PASS_SHARE * (self.count - 1)
+        return max(0.0, math.exp(statistics.median(all_passes) - statistics.median(one)) - 1)
+
+    def learn(self, passes: int, residual: float) -> None:
+        """A step with so many passes has ended.
+
+        Args:
+            residual: logarithm of its seconds as a multiple of those that its rows and context let expect.
+        """
+        if passes in (1, self.count):
+            self._residuals[passes > 1].append(residual)
+
+    def choose(self, one: float, full: float, explores: bool) -> bool:
+        """Whether the later passes are to run.
+
+        Args:
+            one, full: expected tokens of a step with one pass, and with all.
+            explores: whether steps are timed.
+        """
+        pays = full > one * (1 + self.share)
+        self._same += 1
+        if explores and self._same >= PASS_INTERVAL:
+            self._same = 0
+            return not pays
+        return pays
+
+
 class Pauses:
     """Pauses drafting when steps with drafts yield less than plain ones would, and learns the cost of steps.
 
@@ -113,6 +172,7 @@ class Pauses:
 
     pause: whether nothing is drafted now; the scheduler then plans no drafts either, some steps later.
     cost: the cost of steps, in seconds.
+    passes: learns the time of the model drafter's passes.
     trials: increasing rows and seconds of the engine's profiling steps at its start, in which nothing is sampled.
     """
 
@@ -120,8 +180,10 @@ class Pauses:
         self,
         new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True),
         graph_sizes: Iterable[int] = (),
+        passes: Passes | None = None,
     ) -> None:
         self.pause = False
+        self.passes = passes
         self.cost = StepCost(MEMORY, graph_sizes)
         self.trials: tuple[Sequence[int], Sequence[float]] = [1], [0.0]
         self._new_event = new_event
@@ -177,6 +239,11 @@ class Pauses:
         self._steps.append(step)
         self._unread.append(step)
 
+    def drafted(self, passes: int) -> None:
+        """Record that the model drafter ran so many passes in the step that was launched last."""
+        if self._steps:
+            self._steps[-1].passes = passes
+
     def ended(self, sampled: Sampled) -> None:
         """Record what a step sampled; steps end in the order in which they were launched."""
         if self._unread:
@@ -194,7 +261,10 @@ class Pauses:
     def _judge(self, step: _Step, following: _Step, seconds: float) -> None:
         assert step.sampled is not None
         verified, gained = sum(step.sampled.verified), sum(map(len, step.sampled.tokens))
-        self.cost.learn(step.rows, verified > 0, False, step.context, verified * step.context / step.requests, seconds)
+        drafts = verified > 0, False, step.context, verified * step.context / step.requests
+        residual = self.cost.learn(step.rows, *drafts, seconds)
+        if self.passes and verified:
+            self.passes.learn(step.passes, residual)
         if step.plain:
             if following.plain:  # otherwise drafts were made at its end
                 self._plain.add(step.requests, seconds)

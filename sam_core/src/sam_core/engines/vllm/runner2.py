@@ -45,7 +45,7 @@ from sam_core.device_drafts import (
 )
 from sam_core.engines.vllm.config import LOGGER
 from sam_core.engines.vllm.groups import request_group, request_salt
-from sam_core.engines.vllm.pauses import Pauses
+from sam_core.engines.vllm.pauses import Passes, Pauses
 from sam_core.engines.vllm.sampling import renew_noise
 from sam_core.engines.vllm.texts import Output, Sampled, Text, Texts
 from sam_core.kernels import NUM_FIELDS, Drafter, ModelDrafts
@@ -59,8 +59,6 @@ TABLE_SHARE = 16
 """The table uses at most 1 / TABLE_SHARE of `memory_bytes`, on the device and on the host."""
 SLOT_BYTES = 13
 """Bytes of the table per n-gram and token, rounded up."""
-PASS_SHARE = 0.1
-"""Time of a pass of a model drafter as a share of a step: about what EAGLE-3 and MTP heads take next to 8B models."""
 MAX_CHAIN = 64
 """Maximum tokens that a pool drafts."""
 WARMUP_REQUESTS = ("_warmup_", "_v2_mixed_warmup")
@@ -182,8 +180,7 @@ class Speculator:
 
     req_states: the runner's RequestState, which holds the whole texts on the device; the runner sets it.
     num_planned: draft tokens per request that the scheduler plans for the next step.
-    wants_all_passes: whether the model drafter's later passes would have paid in the latest step that the host has
-        read: whether they add more expected tokens than PASS_SHARE of the step each.
+    wants_all_passes: whether the model drafter's later passes are to run, by the latest step that the host has read.
     runs_all_passes: an earlier `wants_all_passes`, which the scheduler has sent to all ranks.
     """
 
@@ -214,6 +211,7 @@ class Speculator:
         self.enable_adaptive_verification = adaptive
         self.num_model_tokens = num_model_tokens
         self.wants_all_passes = self.runs_all_passes = True
+        self.passes = Passes(num_model_tokens) if num_model_tokens else None
         self.drafts = torch.zeros(max_num_reqs, self.k, dtype=torch.int64, device=device)
         self.draft_token_confidence_probs = torch.zeros(max_num_reqs, self.k, device=device)
         self.texts = Texts(max_num_reqs, max_model_len)
@@ -223,7 +221,8 @@ class Speculator:
         self._salted: set[str] = set()
         proposer.texts.group_of, proposer.texts.is_isolated = self.groups.__getitem__, self._salted.__contains__
         self._renew_noise = proposer.options.repeats_noise
-        self.pauses = Pauses(graph_sizes=graph_sizes) if adaptive and proposer.drafting else None
+        times = adaptive and proposer.drafting
+        self.pauses = Pauses(graph_sizes=graph_sizes, passes=self.passes) if times else None
         if not proposer.drafting:
             return
         sources, size = proposer.options.sources, table_size(max_num_reqs, max_model_len, proposer.options.memory_bytes)
@@ -386,14 +385,14 @@ class Speculator:
                     counted.append((num_verified, int(self.texts.ends[text.row]) - gained - text.prompt_length, gained))
             if counted:
                 self.proposer.count(*map(list, zip(*counted, strict=True)))
-            if self.num_model_tokens and any(sampled.verified):
-                self._read_model(output, sampled)
+            if self.passes and any(sampled.verified):
+                self._read_model(self.passes, output, sampled)
 
-    def _read_model(self, output: Output, sampled: Sampled) -> None:
-        """Count the tokens of the model drafter, and decide whether its later passes pay."""
+    def _read_model(self, passes: Passes, output: Output, sampled: Sampled) -> None:
+        """Count the tokens of the model drafter, and decide whether its later passes are to run."""
         of_model, worth = output.of_model()
         one, full = len(of_model) + worth.sum(0)
-        self.wants_all_passes = full > one * (1 + PASS_SHARE * (self.num_model_tokens - 1))
+        self.wants_all_passes = passes.choose(one, full, explores=self.pauses is not None)
         verified = [min(*each) for each in zip(of_model, sampled.verified, strict=True) if each[0] > 0]
         accepted = [
             min(most, len(tokens) - 1)
