@@ -16,6 +16,11 @@ LOGGER = logging.getLogger("vllm.sam_core")
 _warn_once = functools.cache(LOGGER.warning)
 TRAINER_CHECKS: list[Callable[[], None]] = []
 """Called before an engine is configured with method sam; each raises ValueError if the trainer does not fit."""
+STATE_K = 3
+"""Draft tokens by default for a model with state layers (linear attention, Mamba), which keep k + 1 states of each
+request."""
+MAX_STATE_K = 7
+"""Draft tokens that vLLM's fused kernel for gated delta nets takes (model_executor/layers/mamba/gdn)."""
 
 
 def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -54,7 +59,8 @@ def check_speculative_config(config: Any, interface: str) -> None:
     check_trainer()
     check_layers(config.target_model_config)
     if config.num_speculative_tokens is None:
-        config.num_speculative_tokens = DEFAULT_K
+        config.num_speculative_tokens = default_k(config.target_model_config)
+    warn_of_states(config)
     Options.from_engine(config.num_speculative_tokens, config.sam, interface=interface, verify=VERIFY)
     for name in ("pipeline_parallel_size", "prefill_context_parallel_size"):  # vLLM 0.11 lacks the second
         if (size := getattr(config.target_parallel_config, name, 1)) > 1:
@@ -70,13 +76,51 @@ def has_state_layers(model: Any) -> bool:
     return bool(model.is_hybrid or model.is_attention_free)
 
 
+def default_k(model: Any) -> int:
+    """Draft tokens for a vLLM ModelConfig if the user does not name a number."""
+    return STATE_K if has_state_layers(model) else DEFAULT_K
+
+
+def warn_of_states(config: Any) -> None:
+    """Log a warning if a vLLM SpeculativeConfig has too many draft tokens for state layers."""
+    if has_state_layers(config.target_model_config) and config.num_speculative_tokens > MAX_STATE_K:
+        LOGGER.warning(
+            "num_speculative_tokens is %d: each draft token adds one state of this model's state layers per request, "
+            "and vLLM's fused kernel takes at most %d draft tokens",
+            config.num_speculative_tokens,
+            MAX_STATE_K,
+        )
+
+
 def check_layers(model: Any) -> None:
-    """Raise ValueError unless all layers of a vLLM ModelConfig are attention layers."""
-    if has_state_layers(model):
+    """Raise ValueError unless the patched first runner can verify drafts in the layers of a vLLM ModelConfig."""
+    if not has_state_layers(model):
+        return
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+    problem = None
+    if not hasattr(CachedRequestState, "num_accepted_tokens"):  # patch vllm/0016 of pin set vllm-0.23 adds it
+        problem = "this vLLM reads wrong states in rows without drafts"
+    elif current_platform.is_out_of_tree():
+        problem = "vllm-ascend verifies in them only as many drafts as num_speculative_tokens, and sam may draft fewer"
+    elif not hasattr(model.hf_text_config, "linear_num_value_heads"):
+        problem = "the patches work with gated delta nets only (vLLM 0.32 or later with the plugin drafts for others)"
+    elif current_platform.is_cpu():
+        problem = "on a CPU vLLM verifies no drafts in them"
+    if problem:
         raise ValueError(
-            "speculative method 'sam' removes refused drafts from the KV cache, and some layers of this model "
-            "keep a state instead: use vLLM 0.32 or later with the plugin, a model with attention layers only, or no "
-            "speculation"
+            f"layers of this model keep a state (linear attention, Mamba), and {problem}: use a model with attention "
+            "layers only, or no speculation"
+        )
+
+
+def check_session(vllm_config: Any) -> None:
+    """Raise ValueError if an engine of this VllmConfig cannot resume a session."""
+    if has_sam(vllm_config) and has_state_layers(vllm_config.model_config):
+        raise ValueError(
+            "streaming input is not supported with speculative method 'sam' on a model with state layers: send each "
+            "turn as a request with all tokens before it"
         )
 
 

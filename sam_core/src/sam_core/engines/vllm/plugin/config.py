@@ -15,24 +15,26 @@ from vllm.config.speculative import SpeculativeConfig
 from vllm.config.utils import config
 
 from sam_core.engines.hooks import problem
-from sam_core.engines.vllm.config import LOGGER, check_one_scheduler, has_state_layers
+from sam_core.engines.vllm.config import (
+    LOGGER,
+    check_one_scheduler,
+    default_k,
+    has_state_layers,
+    warn_of_states,
+)
 from sam_core.engines.vllm.hooks import STATES
 from sam_core.engines.vllm.plugin import core
 from sam_core.engines.vllm.plugin.speculator import register_speculator
-from sam_core.options import DEFAULT_K, VERIFY, Options
+from sam_core.options import VERIFY, Options
 
 SCHEDULE = ((8, 15), (32, 7), (128, 3))
 """Pairs of maximum requests and maximum draft tokens per request, for steps in which `auto` cannot choose per request:
 the best schedule measured on an H100 (docs/gpu.md)."""
 
-STATE_K = 3
-"""Draft tokens by default for a model whose layers keep a state: it has k + 1 states of each request."""
 STATE_SCHEDULE = ((8, 7), (32, 3))
-"""SCHEDULE for such a model, in which each verified token writes a state."""
+"""SCHEDULE for a model with state layers, in which each verified token writes a state."""
 MODEL_METHODS = ("mtp", "eagle", "eagle3", "dflash", "dspark", "draft_model")
 """vLLM's methods with a model drafter."""
-MAX_STATE_K = 7
-"""Draft tokens that vLLM's fused kernel for gated delta nets takes (model_executor/layers/mamba/gdn)."""
 
 
 def by_batch_size(k: int, schedule: tuple[tuple[int, int], ...] = SCHEDULE) -> list[tuple[int, int, int]]:
@@ -77,14 +79,8 @@ class SamSpeculativeConfig(SpeculativeConfig):
         if self.method != core.CARRIER:
             self._join_model()
         elif self.num_speculative_tokens is None:
-            self.num_speculative_tokens = self._default_k()
-        if self.has_state_layers and self.num_speculative_tokens > MAX_STATE_K:
-            LOGGER.warning(
-                "num_speculative_tokens is %d: each draft token adds one state of this model's state layers per "
-                "request, and vLLM's fused kernel takes at most %d draft tokens",
-                self.num_speculative_tokens,
-                MAX_STATE_K,
-            )
+            self.num_speculative_tokens = default_k(self.target_model_config)
+        warn_of_states(self)
         options = Options.from_engine(self.num_speculative_tokens, self.sam, verify=VERIFY)
         own_schedule = self.num_speculative_tokens_per_batch_size is not None and not self.names_switch
         adaptive = options.switch == "auto" and not own_schedule
@@ -115,7 +111,7 @@ class SamSpeculativeConfig(SpeculativeConfig):
                 f"method {self.method!r} with 'sam' needs num_speculative_tokens, the model's draft tokens"
             )
         self.num_model_tokens = self.num_speculative_tokens
-        self.num_speculative_tokens = max(self._default_k(), self.num_model_tokens)
+        self.num_speculative_tokens = max(default_k(self.target_model_config), self.num_model_tokens)
         LOGGER.info(
             "method %s drafts %d tokens per request, and sam continues or replaces them, up to %d",
             self.method,
@@ -128,9 +124,6 @@ class SamSpeculativeConfig(SpeculativeConfig):
         own = copy.copy(self)
         own.num_speculative_tokens, own.num_speculative_tokens_per_batch_size = self.num_model_tokens, None
         return own
-
-    def _default_k(self) -> int:
-        return STATE_K if self.has_state_layers else DEFAULT_K
 
     def use_ngram_gpu(self) -> bool:
         return False  # otherwise vLLM up to 0.31 keeps no compiled graphs

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sam_core.engines.hooks import problem, rebind
-from sam_core.engines.vllm.config import LOGGER, check_trainer, has_sam
+from sam_core.engines.vllm.config import LOGGER, check_session, check_trainer, has_sam
 from sam_core.engines.vllm.hooks import LOGPROBS, check
 from sam_core.engines.vllm.metrics import EngineMetrics
 from sam_core.engines.vllm.plugin import core
@@ -187,15 +187,8 @@ def _validate_spec_decode(validate: Callable[[Any, Any], None]) -> Callable[[Any
 
 def _process_inputs(process: Callable[..., Any]) -> Callable[..., Any]:
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            kwargs.get("resumable")
-            and has_sam(self.vllm_config)
-            and self.vllm_config.speculative_config.has_state_layers
-        ):
-            raise ValueError(
-                "streaming input is not supported with speculative method 'sam' on a model with state layers: send "
-                "each turn as a request with all tokens before it"
-            )
+        if kwargs.get("resumable"):
+            check_session(self.vllm_config)
         return process(self, *args, **kwargs)
 
     return process_inputs
