@@ -152,6 +152,7 @@ def sam_of(**more):
 
     proposer = types.SimpleNamespace(drafting=True)
     given = {
+        "pauses": types.SimpleNamespace(drafted=lambda passes: None),
         "enable_adaptive_verification": True,
         "runs_all_passes": True,
         "draft_token_confidence_probs": torch.zeros(4, 15),
@@ -174,11 +175,12 @@ def test_the_estimator_learns_of_the_models_own_tokens():
     [(True, 15, 3), (False, 15, 1), (True, 0, 0), (True, 2, 2)],
 )
 def test_passes(runs_all_passes, planned, passes):
-    sam = sam_of(runs_all_passes=runs_all_passes)
+    timed = []
+    sam = sam_of(runs_all_passes=runs_all_passes, pauses=types.SimpleNamespace(drafted=timed.append))
     drafter = combine(Own(), sam, CONFIG)
     drafter.chooses_passes = True
     model = drafter.propose(None, num_speculative_tokens=planned)
-    assert drafter.passes == [passes]
+    assert drafter.passes == timed == [passes]
     assert drafter.draft_token_confidence_probs is sam.draft_token_confidence_probs
     assert (model is None) == (passes == 0) and sam.draft_token_confidence_probs.max() == 0
     assert model is None or model.tokens.tolist() == [[passes] * passes] * 2 and model.confidences.shape == (2, passes)
