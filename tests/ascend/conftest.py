@@ -9,10 +9,6 @@ from ascend_engine import HERE, MODULES, OLD, Engine, start
 from started import started
 
 MODULES.append("waits")
-THINKING = {} if OLD else {"reasoning_end": [61]}
-LONG_END = (61, 62)
-"""What ends the thinking of the engines that sample by seed."""
-LONG_THINKING = {} if OLD else {"reasoning_end": LONG_END}
 
 
 def pytest_addoption(parser):
@@ -38,19 +34,19 @@ def model(make_model):
     return make_model(num_attention_heads=2, num_key_value_heads=1, head_dim=128)
 
 
-cpu = started(Engine, platform="cpu", **THINKING)
+cpu = started(Engine, platform="cpu")
 """vLLM's own CPU backend: the reference."""
 
 
-plain = started(Engine, **THINKING)
+plain = started(Engine)
 """vllm-ascend without speculation."""
 
 
-sam = started(Engine, sam={"threshold": 8}, k=3, **THINKING)
+sam = started(Engine, sam={"threshold": 8}, k=3)
 """The article's switch: k = 3 while at most 8 requests run."""
 
 
-without = started(Engine, additional_config={"sam_verify": "seeded"}, **LONG_THINKING)
+without = started(Engine, additional_config={"sam_verify": "seeded"})
 """Seeded sampling without speculation."""
 
 
@@ -60,7 +56,6 @@ graphs = started(
     max_model_len=256,
     max_num_seqs=16,
     compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]},
-    **LONG_THINKING,
 )
 """Seeded verification with captured graphs of decoding: sizes 4 to 24, drafts of 3 tokens up to 5 requests."""
 

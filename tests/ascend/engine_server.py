@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One engine in a process of its own, so that engines of different platforms live side by side.
 
-usage: engine_server.py LLMEngine|AsyncLLM SETTINGS   (JSON: arguments of EngineArgs; `reasoning_end`: see thinking.py)
+usage: engine_server.py LLMEngine|AsyncLLM SETTINGS   (JSON: arguments of EngineArgs)
 One JSON object a line on stdin, {"method": name, **arguments}; its answer is one on stdout, {"result": ...} or
 {"error": text}. The name is that of a Server's method, or of a function here that runs in the worker of each rank; the
 result is then a list. The first line says which platform vLLM chose. Everything else that is printed goes to stderr.
@@ -19,7 +19,6 @@ import stop_checks
 from ascend_engine import OLD
 from engine_checks import random_seed  # noqa: F401  runs in a worker
 from llm_engine import GREEDY, Engine
-from thinking import reasoning
 
 gc.unfreeze = lambda: None  # else an engine that ends would search all that its processes were forked with for garbage
 
@@ -229,8 +228,6 @@ def metered_steps(worker):
 
 class Server(Engine):
     def __init__(self, settings):
-        if end := settings.pop("reasoning_end", None):
-            settings["reasoning_config"] = reasoning(end)
         self.start(settings, settings.pop("speculative_config", None))
 
     def make(self, arguments):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = HERE.parent / "common" / "schedules.py"
 SCHEDULES = {"cpu": 15, "npu": 2}
 """How many of them are run unless --schedules says so; over the stand-in one takes five times as long."""
-CASES = {"cpu": [], "npu": ["thinking budgets"]}
+CASES = {"cpu": [], "npu": ["log-probabilities"]}
 """The schedules of one kind that are run as well, none: all."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -89,14 +89,9 @@ def test_prompt_logprobs_outlive_a_reset(found):
 
 
 @pytest.mark.parametrize("platform", SCHEDULES)
-def test_thinking_budgets(found, platform):
-    """That end inside drafts, before them and behind them, in rows that move."""
-    agrees(found, "thinking budgets", platform)
-
-
-def test_log_probabilities(found):
+def test_log_probabilities(found, platform):
     """Of chosen tokens together with those of the best."""
-    agrees(found, "log-probabilities")
+    agrees(found, "log-probabilities", platform)
 
 
 def test_schedules_reach_everything(found):

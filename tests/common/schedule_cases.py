@@ -47,7 +47,6 @@ def cases():
 
     asked_for = ({"logprob_token_ids": [3, 40]}, {"logprobs": 2}, {}, {"logprob_token_ids": [7]})
     return {
-        "thinking budgets": twice(lambda at: {"thinking_token_budget": at} if at % 5 else {}),
         "log-probabilities": twice(lambda at: asked_for[at % 4]),
         "grammars": twice(lambda at: {"structured_outputs": f"[a-f]{{{5 + at}}}"} if at % 2 else {}),
         "ids": [Schedule(0, setup, [wave], []) for wave in again],

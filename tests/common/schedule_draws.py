@@ -117,12 +117,12 @@ FAMILIES = {
     "logit_bias": lambda rng: {"logit_bias": {3: 2.0}},
 }
 """Functions that draw arguments of SamplingParams, by name; `structured_outputs` is a regular expression here."""
-REFUSED = {"min_p", "logit_bias"}
-"""Parameters that vLLM refuses with speculation."""
+REFUSED = {"min_p", "logit_bias", "thinking_token_budget"}
+"""Parameters that are refused with speculation in vLLM 0.23."""
 ALONE = {"structured_outputs"} | REFUSED
 WITH_ALONE = {"logprobs", "seed", "extra_args"}
 """Parameters that a request with one of ALONE may also have."""
-NOT_IN_SESSIONS = {"stop", "n", "output_kind", "prompt_logprobs", "max_tokens", "thinking_token_budget"} | ALONE
+NOT_IN_SESSIONS = {"stop", "n", "output_kind", "prompt_logprobs", "max_tokens"} | ALONE
 NEED_TEXT = {"stop", "structured_outputs", "bad_words", "skip_special_tokens"}
 
 

@@ -3,6 +3,7 @@
 
 import pytest
 from pydantic import ValidationError
+from thinking import reasoning
 
 
 def configure(model, speculative, **settings):
@@ -38,6 +39,17 @@ def test_ranks_with_schedulers_of_their_own_are_refused(model, monkeypatch):
 def test_ranks_that_would_draft_each_for_itself_are_refused(model, name):
     with pytest.raises(ValidationError, match=f"does not work with {name} above 1: set it to 1 instead of 2"):
         configure(model, {"method": "sam"}, **{name: 2})
+
+
+def test_thinking_budgets_are_refused(model):
+    from vllm import SamplingParams
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    processor = InputProcessor(configure(model, {"method": "sam"}))
+    processor.vllm_config.reasoning_config = thinking = reasoning()
+    thinking.initialize_token_ids(processor.model_config)
+    with pytest.raises(ValueError, match="thinking_token_budget is not supported with speculative method 'sam'"):
+        processor.process_inputs("0", {"prompt_token_ids": [1]}, SamplingParams(thinking_token_budget=3), ("generate",))
 
 
 def test_another_interface_of_sam_core_is_refused():

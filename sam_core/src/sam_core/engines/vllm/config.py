@@ -100,7 +100,7 @@ def check_layers(model: Any) -> None:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
     problem = None
-    if not hasattr(CachedRequestState, "num_accepted_tokens"):  # patch vllm/0016 of pin set vllm-0.23 adds it
+    if not hasattr(CachedRequestState, "num_accepted_tokens"):  # patch vllm/0015 of pin set vllm-0.23 adds it
         problem = "this vLLM reads wrong states in rows without drafts"
     elif current_platform.is_out_of_tree():
         problem = "vllm-ascend verifies in them only as many drafts as num_speculative_tokens, and sam may draft fewer"
@@ -112,6 +112,22 @@ def check_layers(model: Any) -> None:
         raise ValueError(
             f"layers of this model keep a state (linear attention, Mamba), and {problem}: use a model with attention "
             "layers only, or no speculation"
+        )
+
+
+def check_request(vllm_config: Any, params: Any, resumable: bool) -> None:
+    """Raise ValueError for a request that the patched first runner answers wrongly with method sam.
+
+    Args:
+        params: its SamplingParams or PoolingParams.
+        resumable: whether it is the first turn of a session.
+    """
+    if resumable:
+        check_session(vllm_config)
+    if getattr(params, "thinking_token_budget", None) is not None:
+        raise ValueError(
+            "thinking_token_budget is not supported with speculative method 'sam' in this vLLM: leave it out, or use "
+            "vLLM 0.28 or later with the plugin"
         )
 
 
