@@ -29,7 +29,7 @@ def names(expression):
 
 
 def test_alerts_name_metrics_that_are_served(alerts):
-    dashboard = (ROLES / "monitoring/files/dashboard.json").read_text()
+    dashboard = (ROLES / "monitoring/templates/dashboard.json.j2").read_text()
     served = names(dashboard) | NODE_EXPORTER | {"up"}
     served |= {metrics.PREFIX + name for name in [*metrics.GAUGES, *metrics.COUNTERS]}
     exporter = (BED / "fakes/npu-exporter").read_text()
