@@ -14,11 +14,6 @@ options:
   timeout: {description: Bound of a connection in seconds, type: int, default: 5}
 author: [the authors of this repository]
 """
-EXAMPLES = r"""
-- name: Read the host
-  sam_rl.ascend.host_info:
-    paths: [/data]
-"""
 RETURN = r"""
 free_gb: {description: Free GB by path, type: dict, returned: always}
 listening: {description: Addresses that are listened on by port, type: dict, returned: always}

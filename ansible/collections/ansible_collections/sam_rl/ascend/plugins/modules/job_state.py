@@ -16,12 +16,6 @@ options:
   timeout: {description: Bound of a connection in seconds, type: int, default: 4}
 author: [the authors of this repository]
 """
-EXAMPLES = r"""
-- name: Look at the job
-  sam_rl.ascend.job_state:
-    unit: sam-rl-train.service
-    log: /data/runs/a/launch.log
-"""
 RETURN = r"""
 active: {description: ActiveState of the unit, type: str, returned: always}
 result:

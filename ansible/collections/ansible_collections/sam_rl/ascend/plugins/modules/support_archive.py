@@ -20,14 +20,6 @@ options:
   secrets: {description: Secret variables and their values, type: dict, default: {}}
 author: [the authors of this repository]
 """
-EXAMPLES = r"""
-- name: Pack the logs
-  sam_rl.ascend.support_archive:
-    dest: /tmp/npu1.tar.gz
-    top: npu1
-    files: [/var/log/sam-rl/*.log]
-    commands: {uname.txt: [uname, -a]}
-"""
 RETURN = r"""
 names: {description: What is in it, type: list, elements: str, returned: always}
 """

@@ -13,13 +13,6 @@ options:
   record: {description: File that records size and time of verified files, type: path, required: true}
 author: [the authors of this repository]
 """
-EXAMPLES = r"""
-- name: Check the weights
-  sam_rl.ascend.verified_files:
-    folder: /data/models/Qwen3-32B
-    manifest: "{{ lookup('file', 'qwen3-32b.sha256') }}"
-    record: /data/models/Qwen3-32B.verified.json
-"""
 RETURN = r"""
 bad: {description: "path, reason", type: list, elements: dict, returned: always}
 count: {description: Files in the manifest, type: int, returned: always}
