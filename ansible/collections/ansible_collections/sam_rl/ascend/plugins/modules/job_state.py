@@ -14,7 +14,6 @@ options:
   steps: {description: "verl's step log, for C(step)", type: path}
   peers: {description: "What must answer: host, address, port", type: list, elements: dict, default: []}
   timeout: {description: Bound of a connection in seconds, type: int, default: 4}
-author: [the authors of this repository]
 """
 RETURN = r"""
 active: {description: ActiveState of the unit, type: str, returned: always}

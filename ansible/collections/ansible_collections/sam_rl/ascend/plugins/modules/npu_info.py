@@ -21,7 +21,6 @@ options:
     type: dict
     default: {}
   timeout: {description: Bound of one call of a tool in seconds, type: int, default: 30}
-author: [the authors of this repository]
 """
 RETURN = r"""
 version: {description: Version of the driver as npu-smi says it, or null, type: str, returned: always}

@@ -14,7 +14,6 @@ options:
   repository: {description: The checkout, type: path, required: true}
   paths: {description: Files and folders to pack, type: list, elements: str, required: true}
   folder: {description: Where archives go, type: path, required: true}
-author: [the authors of this repository]
 """
 RETURN = r"""
 tree: {description: Git tree id of the parts, type: str, returned: always}
