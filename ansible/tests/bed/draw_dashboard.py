@@ -4,7 +4,7 @@
     make test-bed-long
     PYTHONPATH=. .venvs/bench/bin/python ansible/tests/bed/draw_dashboard.py
 
-The titles, places, units and legends are those of the dashboard's file. Grafana itself draws them in other ways.
+Titles, places, units and legends are those of the dashboard on the bed's head. Grafana itself draws them in other ways.
 """
 
 import argparse
@@ -15,7 +15,6 @@ from pathlib import Path
 from sam_lab import figures
 
 ROOT = Path(__file__).parents[3]
-DASHBOARD = ROOT / "ansible/roles/monitoring/files/dashboard.json"
 SCALES = {"bytes": (2**30, "GiB"), "percentunit": (0.01, "%"), "percent": (1, "%"), "s": (1, "s")}
 MAX_LEGEND = 8
 """Lines of a panel that are named."""
@@ -51,7 +50,7 @@ def main() -> None:
     if not figures.can_draw():
         parser.exit(1)
     read = json.loads(options.answers.read_text())
-    shown = json.loads(DASHBOARD.read_text())["panels"]
+    shown = read["panels"]
     figure, axes = figures.panels(-(-len(shown) // 2), 2, (10, 13))
     end = max(time for found in read["answers"].values() for series in found for time, _ in series["values"])
     places = sorted(shown, key=lambda panel: (panel["gridPos"]["y"], panel["gridPos"]["x"]))

@@ -414,7 +414,8 @@ def test_every_query_of_dashboard_and_alerts_returns_data(bed: Bed, site: Site, 
         return asked(head, "query_range", query=query, start=begin, end=now, step="1")["result"]
 
     found = {query: series(query) for query in queries}
-    (LOGS / "dashboard.json").write_text(json.dumps({"begin": begin, "answers": found}))  # draw_dashboard.py
+    answers = {"begin": begin, "panels": panels, "answers": found}
+    (LOGS / "dashboard.json").write_text(json.dumps(answers))  # draw_dashboard.py
     assert not [queries[query] for query, series in found.items() if not series]
     assert len(found["npu_chip_info_utilization"]) == 48
     assert len(found["max by (instance, engine) (vllm:sam_switch_on)"]) >= 3, "an engine on each host"

@@ -29,8 +29,9 @@ def names(expression):
 
 
 def test_alerts_name_metrics_that_are_served(alerts):
-    dashboard = (ROLES / "monitoring/files/dashboard.json").read_text()
-    served = names(dashboard) | NODE_EXPORTER | {"up"}
+    panels = json.loads(rendered("monitoring/templates/dashboard.json.j2"))["panels"]
+    assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels) == 13
+    served = names(str(panels)) | NODE_EXPORTER | {"up"}
     served |= {metrics.PREFIX + name for name in [*metrics.GAUGES, *metrics.COUNTERS]}
     exporter = (BED / "fakes/npu-exporter").read_text()
     served |= {f"npu_chip_info_{name}" for name in re.findall(r'"(\w+)": ', exporter)}

@@ -66,7 +66,7 @@ def test_the_inventory_s_object_store_counts_when_a_recipe_is_compared_with_a_ho
         "Compare what the recipe needs with the disk and memory of the host"
     ]
     values = {**RUN, "recipe_launch_in_env": "/o/bin/in-env", "ray_cluster_object_store": store}
-    values["recipe_launch_object_store"] = read("recipe_launch/defaults/main.yml")["recipe_launch_object_store"]
+    values["recipe_launch_object_store"] = read("recipe_launch/vars/main.yml")["recipe_launch_object_store"]
     argv = rendered(compare["ansible.builtin.command"]["argv"], **values)
     assert argv == ["/o/bin/in-env", "check", "run.sh", "--check", "--run-dir", "/d/runs/a", *words]
 
@@ -354,17 +354,17 @@ def test_the_image_of_an_archive():
 
 def test_ray_s_ports_are_reserved_and_watched_wherever_they_are():
 
-    def default_of(role, name, **values):
-        return rendered(name, **read(f"{role}/defaults/main.yml"), **values)
+    def value_of(role, name, **values):
+        return rendered(name, **read(role), **values)
 
     usual = {"recipe_settings": {"recipe": {"cluster": {"hccl_ports": None}}}}
     moved = {**usual, "ray_cluster_first_port": 30000, "ray_cluster_last_port": 30999}
-    ports = default_of("host_base", "host_base_reserved_ports", **usual)
+    ports = value_of("host_base/defaults/main.yml", "host_base_reserved_ports", **usual)
     name = "net.ipv4.ip_local_reserved_ports"
     assert host.sysctl_changes(f"{name} = 20000-20989", {name: ports}) == []
-    assert default_of("host_base", "host_base_reserved_ports", **moved) == "30000-30999"
-    assert default_of("recipe_launch", "recipe_launch_watch_port") == 20000
-    assert default_of("recipe_launch", "recipe_launch_watch_port", ray_cluster_first_port=30000) == 30000
+    assert value_of("host_base/defaults/main.yml", "host_base_reserved_ports", **moved) == "30000-30999"
+    assert value_of("recipe_launch/vars/main.yml", "recipe_launch_watch_port") == 20000
+    assert value_of("recipe_launch/vars/main.yml", "recipe_launch_watch_port", ray_cluster_first_port=30000) == 30000
 
 
 def test_the_site_s_reserved_ports_stay():

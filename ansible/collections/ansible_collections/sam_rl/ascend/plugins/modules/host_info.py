@@ -12,12 +12,6 @@ options:
   peers: {description: Addresses of hosts to reach, type: list, elements: str, default: []}
   ports: {description: Ports at which each of them is tried, type: list, elements: int, default: []}
   timeout: {description: Bound of a connection in seconds, type: int, default: 5}
-author: [the authors of this repository]
-"""
-EXAMPLES = r"""
-- name: Read the host
-  sam_rl.ascend.host_info:
-    paths: [/data]
 """
 RETURN = r"""
 free_gb: {description: Free GB by path, type: dict, returned: always}

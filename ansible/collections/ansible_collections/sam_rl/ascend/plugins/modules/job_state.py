@@ -14,13 +14,6 @@ options:
   steps: {description: "verl's step log, for C(step)", type: path}
   peers: {description: "What must answer: host, address, port", type: list, elements: dict, default: []}
   timeout: {description: Bound of a connection in seconds, type: int, default: 4}
-author: [the authors of this repository]
-"""
-EXAMPLES = r"""
-- name: Look at the job
-  sam_rl.ascend.job_state:
-    unit: sam-rl-train.service
-    log: /data/runs/a/launch.log
 """
 RETURN = r"""
 active: {description: ActiveState of the unit, type: str, returned: always}

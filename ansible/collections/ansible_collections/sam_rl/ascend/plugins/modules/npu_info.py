@@ -21,12 +21,6 @@ options:
     type: dict
     default: {}
   timeout: {description: Bound of one call of a tool in seconds, type: int, default: 30}
-author: [the authors of this repository]
-"""
-EXAMPLES = r"""
-- name: Read the dies
-  sam_rl.ascend.npu_info:
-    dies: 16
 """
 RETURN = r"""
 version: {description: Version of the driver as npu-smi says it, or null, type: str, returned: always}

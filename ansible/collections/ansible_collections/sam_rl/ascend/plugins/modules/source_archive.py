@@ -14,19 +14,10 @@ options:
   repository: {description: The checkout, type: path, required: true}
   paths: {description: Files and folders to pack, type: list, elements: str, required: true}
   folder: {description: Where archives go, type: path, required: true}
-author: [the authors of this repository]
-"""
-EXAMPLES = r"""
-- name: Pack the recipes
-  sam_rl.ascend.source_archive:
-    repository: /home/me/sam-rl
-    paths: [llm_rl, NOTICE]
-    folder: /home/me/sam-rl/.cache/ansible
 """
 RETURN = r"""
 tree: {description: Git tree id of the parts, type: str, returned: always}
 path: {description: The archive, type: str, returned: always}
-describe: {description: The commit as C(git describe) names it, type: str, returned: always}
 """
 
 import os
@@ -70,7 +61,7 @@ def main():
             )
             tree = done.stdout.strip()
             path = os.path.join(folder, f"src-{tree}.tar.gz")
-            result = {"tree": tree, "path": path, "describe": git("describe", "--always", "--dirty")}
+            result = {"tree": tree, "path": path}
             if os.path.exists(path):
                 module.exit_json(changed=False, **result)
             if not module.check_mode:

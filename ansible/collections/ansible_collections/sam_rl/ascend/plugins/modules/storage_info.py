@@ -13,15 +13,6 @@ options:
   seconds: {description: Time to write, type: float, required: true}
   gb: {description: GB that the files take up at most, type: float, required: true}
   writers: {description: Files that are written at a time, type: int, default: 8}
-author: [the authors of this repository]
-"""
-EXAMPLES = r"""
-- name: Measure the storage
-  sam_rl.ascend.storage_info:
-    folder: /data/runs
-    counted: /data/runs/mine/checkpoints
-    seconds: 10
-    gb: 8
 """
 RETURN = r"""
 written_gb: {description: GB that were written, type: float, returned: always}

@@ -18,15 +18,6 @@ options:
   limit_mb: {description: MB at the end of each file or output that are taken, type: int, default: 20}
   timeout: {description: Bound of one command in seconds, type: int, default: 60}
   secrets: {description: Secret variables and their values, type: dict, default: {}}
-author: [the authors of this repository]
-"""
-EXAMPLES = r"""
-- name: Pack the logs
-  sam_rl.ascend.support_archive:
-    dest: /tmp/npu1.tar.gz
-    top: npu1
-    files: [/var/log/sam-rl/*.log]
-    commands: {uname.txt: [uname, -a]}
 """
 RETURN = r"""
 names: {description: What is in it, type: list, elements: str, returned: always}

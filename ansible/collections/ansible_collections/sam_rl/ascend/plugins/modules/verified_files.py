@@ -11,14 +11,6 @@ options:
   folder: {description: The folder, type: path, required: true}
   manifest: {description: "Lines `sha256  path`, paths below the folder", type: str, required: true}
   record: {description: File that records size and time of verified files, type: path, required: true}
-author: [the authors of this repository]
-"""
-EXAMPLES = r"""
-- name: Check the weights
-  sam_rl.ascend.verified_files:
-    folder: /data/models/Qwen3-32B
-    manifest: "{{ lookup('file', 'qwen3-32b.sha256') }}"
-    record: /data/models/Qwen3-32B.verified.json
 """
 RETURN = r"""
 bad: {description: "path, reason", type: list, elements: dict, returned: always}
