@@ -107,16 +107,22 @@ static inline uint32_t model_count_class(uint32_t count) {
 }
 
 // Number of the first cell of a match of `length` tokens.
-static inline uint32_t model_cells(uint32_t source, uint32_t rank, uint32_t length) {
+static inline uint32_t model_match_cells(uint32_t source, uint32_t rank, uint32_t length) {
     uint32_t match = (source * MODEL_RANKS + rank) * MODEL_LENGTHS + model_length_class(length);
     return match * MODEL_COUNTS * MODEL_COUNTS * 2;
 }
 
-// Number of the cell, counted from there, of a candidate that followed `count` of `marks` occurrences, and
-// followed the latest of them or not.
-static inline uint32_t model_cell(uint32_t count, uint32_t marks, bool newest) {
+// Number of the cell of a candidate that followed `count` of `marks` occurrences of a match. `first` is the first cell of
+// the match; newest: the candidate followed the latest occurrence.
+static inline uint32_t model_counted_cell(uint32_t first, uint32_t count, uint32_t marks, bool newest) {
     uint32_t rest = marks > count ? marks - count : 0;
-    return (model_count_class(count) * MODEL_COUNTS + model_count_class(rest)) * 2 + newest;
+    return first + (model_count_class(count) * MODEL_COUNTS + model_count_class(rest)) * 2 + newest;
+}
+
+// Number of the cell of the token that comes `depth` tokens after the first one in a copy of what followed a match.
+static inline uint32_t model_copied_cell(uint32_t source, uint32_t length, uint32_t depth) {
+    uint32_t class = depth < MODEL_COUNTS ? depth : MODEL_COUNTS - 1; // in place of a count's class
+    return model_match_cells(source, 0, length) + class * MODEL_COUNTS * 2;
 }
 
 // Number of the cell for the share count / total of a token.

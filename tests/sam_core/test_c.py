@@ -23,9 +23,9 @@ CC = os.environ.get("CC", "cc")
 WARNINGS = ["-std=c11", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 FILES = ["corpus.c", "persist.c"]
-POOL = sorted(
-    path.name for path in CSRC.glob("*.c") if path.name not in ("module.c", "budget.c", "cost.c", "table.c", *FILES)
-)
+MODULE = sorted(path.name for path in CSRC.glob("*.c") if path.name == "module.c" or path.name.startswith("python"))
+OTHERS = ("budget.c", "cost.c", "table.c", *FILES, *MODULE)
+POOL = sorted(path.name for path in CSRC.glob("*.c") if path.name not in OTHERS)
 # The C programs and fuzz targets with their sources. The targets include the files of FILES.
 PROGRAMS = {
     "test_pool": ["test_pool.c", *POOL, *FILES],
@@ -102,7 +102,8 @@ def aarch64():
 def test_the_module_compiles_without_warnings(tmp_path):
     limited = "-DPy_LIMITED_API=0x030B0000"  # as in setup.py: what is not in that API is not declared
     include = sysconfig.get_paths()["include"]
-    run(CC, *WARNINGS, "-O3", limited, "-isystem", include, "-c", CSRC / "module.c", "-o", tmp_path / "out.o")
+    for name in MODULE:
+        run(CC, *WARNINGS, "-O3", limited, "-isystem", include, "-c", CSRC / name, "-o", tmp_path / "out.o")
 
 
 @pytest.mark.slow

@@ -75,18 +75,23 @@ STRETCH = [bisect.bisect_left(range(-2047, 2047), p, key=squash) - 2047 for p in
 """The inverse of squash, by probability of 12 bits."""
 
 
-def first_cell(source: int, rank: int, length: int) -> int:
+def match_cells(source: int, rank: int, length: int) -> int:
     """Number of the first cell of a match of `length` tokens."""
     return ((source * RANKS + rank) * LENGTHS + class_of(length, _LENGTH_CLASSES)) * COUNTS * COUNTS * 2
 
 
-def cell(count: int, marks: int, newest: bool) -> int:
-    """Number, counted from there, of the cell of a candidate that followed `count` of `marks` occurrences.
+def counted_cell(first: int, count: int, marks: int, newest: bool) -> int:
+    """Number of the cell of a candidate that followed `count` of `marks` occurrences of a match with this first cell.
 
     newest: whether it followed the latest of them.
     """
     rest = max(marks - count, 0)
-    return (class_of(count, _COUNT_CLASSES) * COUNTS + class_of(rest, _COUNT_CLASSES)) * 2 + newest
+    return first + (class_of(count, _COUNT_CLASSES) * COUNTS + class_of(rest, _COUNT_CLASSES)) * 2 + newest
+
+
+def copied_cell(source: int, length: int, depth: int) -> int:
+    """Number of the cell of the token that comes `depth` tokens after the first one in a copy."""
+    return match_cells(source, 0, length) + min(depth, COUNTS - 1) * COUNTS * 2
 
 
 def share_cell(count: int, total: int) -> int:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting rules: from where a text matched earlier text to the tokens that may come next: the twin of csrc/rules.c.
+"""Drafting rules, from where a text matched earlier text to the tokens that may come next.
 
-csrc/rules.h explains the rules. A path's probability is an integer, of PATH_ONE.
+The twin of csrc/rules.c and of the files that csrc/draft.h lists; csrc/rules.h explains the rules. A path's probability
+is an integer, of PATH_ONE.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class Match:
     def cell(self, token: int) -> int:
         """The cell of a candidate."""
         followed = (self.state.counts if self.state else self.counts).get(token, 0)
-        first = M.first_cell(self.source, self.rank, self.length)
-        return first + M.cell(followed, self.marks, token == self.newest)
+        first = M.match_cells(self.source, self.rank, self.length)
+        return M.counted_cell(first, followed, self.marks, token == self.newest)
 
     @property
     def input(self) -> int:
@@ -470,7 +471,7 @@ def _draft_copies(model: Model, context: Context, k: int, floor: int, tree: bool
         for copy in copies:
             if copy.depth < len(copy.tokens):
                 # `depth` counts once more in the place of a count's class.
-                cell = M.first_cell(copy.source, 0, copy.length) + min(copy.depth, M.COUNTS - 1) * M.COUNTS * 2
+                cell = M.copied_cell(copy.source, copy.length, copy.depth)
                 offers.append((times(copy.path, M.probability(model.cells[cell])), cell, copy))
         path, cell, best = max(offers, key=lambda offer: offer[0], default=(0, 0, None))
         if not path:
@@ -531,7 +532,7 @@ def _expand(model: Model, context: Context, start: _String, most: int, tree: boo
         share, _, string, parent, token, count, marks = heapq.heappop(offers)
         share = -share
         score += share
-        cell = M.first_cell(string.source, 0, string.length) + M.cell(count, marks, False)
+        cell = M.counted_cell(M.match_cells(string.source, 0, string.length), count, marks, False)
         path = times(PATH_ONE if parent < 0 else made[parent].path, M.probability(model.cells[cell]))
         made.append(Drafted(token, parent, path, string.source, cell, string.at[2] if string.at else string.length))
         string = string.descend(context, token)

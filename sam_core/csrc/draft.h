@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the rules share: a draft in the making, the probability of a path, and what is kept of a draft to learn from.
+// rules.h describes the rules. The files behind it:
+//
+//   rules.c          the interface: drafts of a batch, the model
+//   match.c          matches of a text in its sources, and what followed them
+//   walk.c           `count` and `blend`: chains and trees that match again at every drafted token
+//   rule_count.c     `count`: the candidates of a node
+//   rule_blend.c     `blend`: the candidates of a node, and their mixed probabilities
+//   rule_copy.c      `oldest` and `newest`
+//   rule_suffix.c    `suffix`
+//   learn.c          records of drafts, and what is learned from them
+
+#ifndef DRAFT_H
+#define DRAFT_H
+
+#include "model.h"
+#include "rules.h"
+
+#include <string.h>
+
+enum {
+    MAX_NODES = RULE_MAX_DRAFT + 1, // of a draft, the end of the text included
+    MAX_MATCHES = MODEL_SOURCES * MODEL_RANKS,
+    MAX_CANDIDATES = 24, // of one node
+    DEEP_CANDIDATES = 5, // of a node below the first
+    MORE = 6,            // further candidates of a match in a tree
+    ALL_CANDIDATES = MAX_CANDIDATES + RULE_MAX_DRAFT * DEEP_CANDIDATES,
+};
+
+_Static_assert((int)RULE_LAST == (int)MODEL_LAST, "followers are looked up by the last tokens");
+
+#define PATH_ONE (1u << 30) // probability 1 of a path
+#define NO_NODE UINT16_MAX
+
+// A candidate for the token after a node, with the inputs of its probability.
+typedef struct {
+    int32_t token;
+    uint16_t probability; // of MODEL_ONE
+    uint16_t set;         // of weights
+    uint8_t source;
+    uint8_t cells;  // used of `cell`
+    uint32_t share; // occurrences of the token overall, if it is among the most frequent
+    uint16_t cell[MAX_MATCHES + 2];
+    uint16_t hash[MODEL_TOKENS];
+    int16_t stretch[MODEL_INPUTS]; // 0: the candidate lacks this input
+} candidate;
+
+_Static_assert(sizeof(candidate) == 64, "a candidate takes a cache line");
+
+// The part of a node that is kept to learn from.
+typedef struct {
+    int32_t token;
+    uint16_t parent;       // NO_NODE: the end of the text
+    uint16_t first, count; // of its candidates
+} kept_node;
+
+// The block of a rule_record; kept tokens follow, then candidates, then nodes.
+typedef struct {
+    uint32_t node_count, candidate_count;
+} record_block;
+
+typedef struct {
+    int32_t token, parent;
+    uint32_t cell; // if its probability was not mixed
+} kept_token;
+
+typedef struct {
+    kept_node kept;
+    uint32_t path; // probability of the path to the node, of PATH_ONE
+    int32_t draft; // number of its token in the draft, -1: the end of the text
+    uint32_t depth;
+    bool considered;
+    uint32_t best;                 // the candidate to draft next
+    uint32_t best_path;            // its path's probability; 0: none is left
+    uint16_t left[MAX_CANDIDATES]; // their probabilities; 0: drafted
+    int32_t last[RULE_LAST];       // tokens before its candidates
+    sam_state state[RULE_INDEXES];
+    uint32_t length[RULE_INDEXES];
+    corpus_match corpus[MODEL_RANKS];
+    uint32_t corpus_count;
+} node;
+
+struct rule_work {
+    node nodes[MAX_NODES]; // of the current drafts
+    candidate candidates[ALL_CANDIDATES];
+};
+
+struct rule_model {
+    model model;
+    rule_work work;
+};
+
+typedef struct {
+    const rule_model *model;
+    const rule_context *context;
+    node *nodes; // a part of a rule_work
+    candidate *candidates;
+    rule_name rule;
+    bool tree;
+    uint32_t node_count, candidate_count;
+} draft;
+
+// A draft that is being built.
+typedef struct {
+    uint32_t k, min_prob; // min_prob: of a path, of PATH_ONE
+    uint32_t size;
+    bool below_min_prob; // the last token is too improbable: it is not drafted, only learned from
+    bool with_lengths;
+    int32_t tokens[RULE_MAX_DRAFT];
+    int32_t parents[RULE_MAX_DRAFT];
+    uint32_t paths[RULE_MAX_DRAFT];
+    uint16_t cells[RULE_MAX_DRAFT];
+    uint8_t sources[RULE_MAX_DRAFT];
+    uint32_t lengths[RULE_MAX_DRAFT]; // of matches
+} output;
+
+static inline uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+// The probability of a path that goes on by a token of this probability.
+static inline uint32_t times(uint32_t path, uint32_t probability) {
+    return (uint32_t)((uint64_t)path * probability / MODEL_ONE);
+}
+
+// Adds a token to a draft; `path` is the probability of the path to it, `cell` where its own probability is from.
+static inline void emit(output *o, int32_t token, int32_t parent, uint32_t path, uint32_t source,
+                        uint32_t cell, uint32_t length) {
+    uint32_t at = o->size++;
+    o->tokens[at] = token;
+    o->parents[at] = parent;
+    o->paths[at] = path;
+    o->sources[at] = (uint8_t)source;
+    o->cells[at] = (uint16_t)cell;
+    o->lengths[at] = length;
+    o->below_min_prob = path < o->min_prob;
+}
+
+// The candidate of a node for `token`, new if need be; NULL if there is no room for it. Only the first
+// `known` candidates may have this token.
+static inline candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, uint32_t known,
+                                       int32_t token, uint32_t source) {
+    candidate *first = &d->candidates[n->kept.first];
+    for (uint32_t i = 0; i < known; i++)
+        if (first[i].token == token)
+            return &first[i];
+    if (token == SAM_NO_TOKEN || n->kept.count == max_candidates)
+        return NULL;
+    candidate *c = &first[n->kept.count++];
+    c->token = token;
+    c->source = (uint8_t)source;
+    c->cells = 0;
+    c->share = 0;
+    memset(c->stretch, 0, sizeof c->stretch);
+    return c;
+}
+
+// Adds the probability that a cell holds to the inputs of a candidate.
+static inline void add_input(const model *m, candidate *c, uint32_t cell, uint32_t input) {
+    c->cell[c->cells++] = (uint16_t)cell;
+    c->stretch[input] = m->stretch[model_probability(m->learned.cells[cell])];
+}
+
+// `oldest` and `newest`.
+void draft_copies(const draft *d, output *o);
+
+void draft_suffix(const draft *d, output *o);
+
+// Keeps what rule_learn needs of a draft. Returns false if there is no memory.
+bool draft_keep(const draft *d, sam_memory *memory, const output *o, rule_record *record);
+
+#endif

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "match.h"
+
+uint32_t match_index(const sam_index *index, uint32_t source, sam_state state, uint32_t length,
+                     uint32_t max_matches, match *matches) {
+    uint32_t count = 0, marks = 0;
+    while (state != SAM_ROOT && length) {
+        sam_following f;
+        sam_follow(index, state, &f);
+        if (f.marks != marks) {
+            marks = f.marks;
+            match *m = &matches[count];
+            m->source = source;
+            m->rank = count++;
+            m->length = length;
+            m->cells = model_match_cells(source, m->rank, length);
+            m->marks = f.marks;
+            m->best = f.best;
+            m->best_count = f.best_count;
+            m->newest = f.newest;
+            m->state = state;
+            m->listed = 0;
+            m->all_listed = false;
+            if (count == max_matches)
+                break; // the next node may not be in the cache
+        }
+        state = sam_link(index, state);
+        length = sam_node_of(index, state)->length;
+    }
+    return count;
+}
+
+uint32_t match_corpus(const corpus *c, const node *n, uint32_t max_matches, match *matches) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < n->corpus_count && count < max_matches; i++) {
+        match *m = &matches[count];
+        *m = (match){.source = RULE_CORPUS,
+                     .rank = count,
+                     .length = n->corpus[i].length,
+                     .cells = model_match_cells(RULE_CORPUS, count, n->corpus[i].length),
+                     .marks = n->corpus[i].high - n->corpus[i].low,
+                     .newest = SAM_NO_TOKEN};
+        m->listed = corpus_next(c, &n->corpus[i], MORE, m->tokens, m->counts);
+        if (!m->listed)
+            continue;
+        m->best = m->tokens[0];
+        m->best_count = m->counts[0];
+        count++;
+    }
+    return count;
+}
+
+void match_list(const rule_context *context, match *m) {
+    if (m->source == RULE_CORPUS || m->best_count == m->marks)
+        return;
+    m->listed = sam_candidates(context->index[m->source], m->state, MORE, m->tokens, m->counts);
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < m->listed; i++)
+        sum += m->counts[i];
+    m->all_listed = sum == m->marks;
+}
+
+uint32_t match_count(const rule_context *context, const match *m, int32_t token) {
+    uint32_t count;
+    if (match_knows(m, token, &count))
+        return count;
+    const sam_index *index = context->index[m->source];
+    sam_state end = sam_edge_end(index, m->state, token);
+    return end == SAM_NONE ? 0 : sam_arrivals(index, end);
+}
+
+sam_state match_continued(const sam_index *index, sam_state state, int32_t token, uint32_t *length) {
+    sam_state child;
+    while ((child = sam_child(index, state, token)) == SAM_NONE && state != SAM_ROOT) {
+        state = sam_link(index, state);
+        *length = sam_node_of(index, state)->length;
+    }
+    return child;
+}
+
+bool match_is_past(const rule_context *context, uint32_t place) {
+    return context->index[RULE_GROUP]->chunks[place / SAM_CHUNK].text < context->past;
+}
+
+bool match_followed_in_past(const rule_context *context, sam_state state, int32_t token) {
+    const sam_index *index = context->index[RULE_GROUP];
+    uint32_t length = 0;
+    sam_state child = match_continued(index, state, token, &length);
+    if (child == SAM_NONE)
+        return false;
+    uint32_t place = child & SAM_NODE ? sam_node_of(index, child)->place : child;
+    return place != SAM_NONE && match_is_past(context, place);
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Drafts of `count` and `blend`, which match again at every drafted token. A node is the end of the text or a drafted
+// token. The rule names candidates for the token after it, with their probabilities. The best candidate of all nodes
+// is drafted and becomes a node.
+
+#ifndef WALK_H
+#define WALK_H
+
+#include "match.h"
+
+// A question how often a candidate followed a match.
+typedef struct {
+    uint8_t candidate, match;
+    sam_state end; // of the candidate's edge, SAM_NONE: there is none
+} lookup;
+
+// What names the candidates of a node and votes on them.
+typedef struct {
+    uint32_t match_count, lookup_count;
+    uint32_t named; // candidates that a match or the follower names; the others are only frequent
+    int32_t follower;
+    uint32_t follower_order, follower_times; // its table, and how often it came
+    match matches[MAX_MATCHES];
+    uint32_t counts[MAX_CANDIDATES][MAX_MATCHES]; // how often a named candidate followed a match
+    lookup lookups[MAX_CANDIDATES * MAX_MATCHES];
+} vote;
+
+// A chain that is drafted in turn with others.
+typedef struct {
+    draft draft;
+    output output;
+    node *at; // the node to be considered
+    vote vote;
+    sam_prefetched prefetched[RULE_INDEXES];
+} chain;
+
+// Makes the end of the text the first node of a draft.
+void walk_start(draft *d);
+
+// Drafts chains in turn, a token of each, so that their cache misses overlap.
+void walk_chains(chain *chains, uint32_t count);
+
+void walk_tree(draft *d, output *o, vote *v);
+
+// `count` names the candidates of a node and gives their probabilities.
+void count_candidates(draft *d, node *n);
+
+// `blend` does so in three steps, each of which reads what the one before it has prefetched. The first names the
+// candidates, and begins to look up how often each followed each match.
+void blend_name_candidates(draft *d, node *n, vote *v);
+
+// The second finds the edges of the candidates.
+void blend_find_edges(const draft *d, const node *n, vote *v);
+
+// The third counts how often the candidates followed the matches, and mixes their probabilities.
+void blend_weigh_candidates(draft *d, const node *n, vote *v);
+
+// Whether all matches of a node in indexes are so short that followers are used as well.
+bool blend_uses_followers(const node *n);
+
+#endif
