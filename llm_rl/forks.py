@@ -31,8 +31,6 @@ FOLDER = "SAM_FORKS"
 """Environment variable: the folder of the server that starts a run's processes."""
 LONGEST, MOST = 1 << 17, 250
 """Bytes of a call, and its file descriptors."""
-F_SETSIG = 10
-"""Missing in fcntl: sets the signal of O_ASYNC."""
 FIRST_JOB = "01000000"
 """RAY_JOB_ID in the workers of a Ray that a run has started."""
 
@@ -105,8 +103,7 @@ def run(call: socket.socket) -> None:
     if ray := sys.modules.get("ray"):
         ray._raylet.Config.initialize("")  # reads the other variables again
     fcntl(call, F_SETOWN, os.getpid())
-    fcntl(call, F_SETSIG, signal.SIGKILL)
-    fcntl(call, F_SETFL, os.O_ASYNC)  # ends with the client, which sends nothing else
+    fcntl(call, F_SETFL, os.O_ASYNC)  # SIGIO ends this process when the client, which sends nothing else, has ended
     call.send(b"%d" % os.getpid())
     if FOLDER in os.environ:
         multiprocessing.set_executable(f"{os.environ[FOLDER]}/python")
