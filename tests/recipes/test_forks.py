@@ -25,7 +25,7 @@ process.start()
 process.join()
 print(process.exitcode, "timeit" in sys.modules, multiprocessing.spawn.get_executable())
 """
-SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(20)"
+SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 
 
 @pytest.fixture(scope="module")
