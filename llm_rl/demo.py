@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from llm_rl import config, launch
+from llm_rl import config, forks, launch
 from llm_rl.errors import UserError
 from llm_rl.qwen3 import tiny_model
 from llm_rl.reports.__main__ import main as report
@@ -28,16 +28,29 @@ from llm_rl.reports.__main__ import main as report
 RECIPE = launch.ROOT / "llm_rl" / "qwen3" / "dapo_qwen3_tiny_cpu.yaml"
 ARMS = {"off": "off", "on": "batch"}
 SETTINGS = ["steps=8", "env.VERL_USE_EXTERNAL_MODULES=llm_rl.cpu_platform,llm_rl.turns"]
+MODULES = [
+    "verl.trainer.main_ppo",
+    "verl.trainer.ppo.v1",
+    "verl.workers.engine_workers",
+    "verl.workers.engine.fsdp",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.qwen3",
+    "transformers.models.qwen3.modeling_qwen3",
+]
+"""What the processes of a run import, once for all (llm_rl.forks)."""
 DISK, MEMORY = 1e9, 11e9
 """Bytes that both arms and Ray need on disk, and in memory."""
 
 
-def check(out: Path, overrides: list[str]) -> None:
-    """Raise UserError for a fault of model, settings, disk or memory that would end the demo later."""
+def check(out: Path, overrides: list[str]) -> dict[str, str]:
+    """The environment variables of a run. Raises UserError for a fault of model, settings, disk or memory that would
+    end the demo later.
+    """
     if problem := tiny_model.check():
         raise UserError(problem)
-    for arm, sam in ARMS.items():
-        launch.plan(config.load(RECIPE, [*overrides, f"sam={sam}"]), out / arm)
+    plans = [launch.plan(config.load(RECIPE, [*overrides, f"sam={sam}"]), out / arm) for arm, sam in ARMS.items()]
     free = shutil.disk_usage(out).free
     if free < DISK:
         raise UserError(
@@ -50,6 +63,7 @@ def check(out: Path, overrides: list[str]) -> None:
             f"{memory / 1e9:.1f} GB of memory are available and the demo needs {MEMORY / 1e9:.0f} GB: "
             "end other programs"
         )
+    return plans[0].variables
 
 
 def command(arm: str, out: Path, overrides: list[str]) -> list[str]:
@@ -57,7 +71,7 @@ def command(arm: str, out: Path, overrides: list[str]) -> list[str]:
     return [sys.executable, "-m", "llm_rl.launch", str(RECIPE), *settings]
 
 
-def train(out: Path, overrides: list[str]) -> int:
+def train(out: Path, overrides: list[str], variables: dict[str, str]) -> int:
     """Run both arms alternately; return the exit status of the first that failed, else 0.
 
     The second arm starts when the first waits for its first turn or has ended: two engines that start together would
@@ -67,6 +81,7 @@ def train(out: Path, overrides: list[str]) -> int:
     trainers: dict[str, socket.SocketIO] = {}
     with (
         tempfile.TemporaryDirectory(prefix="sam-demo-") as folder,
+        forks.server(Path(folder), MODULES, os.environ | variables),
         socket.socket(socket.AF_UNIX) as server,
         ThreadPoolExecutor() as pool,
     ):
@@ -77,7 +92,7 @@ def train(out: Path, overrides: list[str]) -> int:
             for arm in ARMS:
                 started[arm] = subprocess.Popen(
                     command(arm, out, overrides),
-                    env=os.environ | {"SAM_TURNS": f"{folder}/turns"},
+                    env=os.environ | {"SAM_TURNS": f"{folder}/turns"} | forks.variables(Path(folder)),
                     stdout=subprocess.PIPE,
                     process_group=0,  # Ctrl-C comes to this process alone, which ends the launchers
                 )
@@ -144,8 +159,8 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with launch.lock_folder(out):
-            check(out, overrides)
-            if code := train(out, overrides):
+            variables = check(out, overrides)
+            if code := train(out, overrides, variables):
                 return code
             print("== comparison", flush=True)
             return report(["report", *(f"--{arm}={out / arm}" for arm in ARMS), f"--out={out}"])

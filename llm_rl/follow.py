@@ -27,6 +27,15 @@ ADVICE = "sync_refill_failed_groups"
 """Part of verl's advice when all answers of a step have failed; the log has the cause before it."""
 LOOK = 10.0
 """Seconds between two looks for progress."""
+WAITS = {
+    "its turn has come": "the first step",
+    "waits for its turn": "its turn",
+    "Training Progress:": "the first step",
+    "(vLLMHttpServer ": "the engine",
+    "TaskRunner": "the trainer",
+    "": "Ray",
+}
+"""What a start waits for after verl, Ray or llm_rl.turns has logged a text, the latest first."""
 QUIETER = 3
 """How many times longer than in earlier steps the time without generation may be."""
 LATE = re.compile(r"The current node timed out during startup|Timed out waiting for file \S*gcs_server_port")
@@ -42,7 +51,8 @@ def follow(
     publish: Callable[[list[dict]], None],
     hang: float = math.inf,
 ) -> str | None:
-    """Print a line for each training step as the trainer logs it, until the process ends.
+    """Print a line for each training step as the trainer logs it, until the process ends. Before the first step, print
+    every LOOK seconds what it waits for.
 
     Adds the machine's load during each step (load.Load.take) to `loads`, by step number. Calls `publish` repeatedly,
     with all steps when the log has grown, else with none. Errors of the display only cause warnings.
@@ -52,7 +62,9 @@ def follow(
     """
     size = steps_file.stat().st_size if steps_file.is_file() else 0
     printed = len(read_steps(steps_file))
-    start = last = time.monotonic()
+    log = steps_file.with_name("verl.log")
+    begin = log.stat().st_size if log.is_file() else 0
+    start = last = said = time.monotonic()
     attempt = _attempts()
     attempt(_print, "  starting Ray, the engine and the trainer")
     meter = attempt(load.Load, process.pid)
@@ -75,6 +87,9 @@ def follow(
         printed = max(printed, len(steps))
         if ended:
             return None
+        if last == start and time.monotonic() - said >= LOOK:
+            said = time.monotonic()
+            attempt(_print_wait, log, begin, said - start)
         if time.monotonic() - last > timeout:
             return f"no step was finished in {timeout:.0f} s (trainer.step_timeout) after step {printed} of {total}"
         limit = max(hang, QUIETER * quiet)
@@ -144,6 +159,11 @@ def _print(line: str) -> None:
     print(line, flush=True)
 
 
+def _print_wait(log: Path, begin: int, seconds: float) -> None:
+    text = _read(log, begin)
+    _print(f"  {seconds:5.0f} s  waits for: {next(what for logged, what in WAITS.items() if logged in text)}")
+
+
 def _print_step(step: dict, total: int, seconds: float, shares: dict[str, float] | None) -> None:
     data = step["data"]
 
@@ -151,7 +171,8 @@ def _print_step(step: dict, total: int, seconds: float, shares: dict[str, float]
         return format(data[name], form) if name in data else "-"
 
     line = f"  step {step['step']}/{total}  {seconds:5.0f} s  rollout {shown('timing_s/gen', '.1f')} s"
-    line += f"  step {shown('timing_s/step', '.1f')} s  {shown(SPEC + 'tokens_per_step', '.2f')} tokens per step"
+    line += f"  step {shown('timing_s/step', '.1f')} s"
+    line += f"  {shown(SPEC + 'tokens_per_step', '.2f')} tokens per request and step"
     line += f"  reward {shown('critic/rewards/mean', '+.2f')}  length {shown('response_length/mean', '.0f')}"
     if shares and load.busy(shares):
         line += f"  (busy machine: others {shares['others']:.0%}, steal {shares['steal']:.0%})"
@@ -273,7 +294,7 @@ def table(summary: dict[str, Any], steps: int) -> list[str]:
         ("draft tokens accepted", "accepted", ",.0f"),
         ("tail, s in total", "tail_s", ".1f"),
     ]
-    lines = [f"{what:<24}{summary[name]:{form}}" for what, name, form in rows if summary.get(name) is not None]
+    lines = [f"{what:<28}{summary[name]:{form}}" for what, name, form in rows if summary.get(name) is not None]
     if summary["request_steps"]:
-        lines.append(f"{'tokens per step':<24}{summary['tokens'] / summary['request_steps']:.3f}")
+        lines.append(f"{'tokens per request and step':<28}{summary['tokens'] / summary['request_steps']:.3f}")
     return [f"training steps {2 if steps > 1 else 1} to {steps}:", *(f"  {line}" for line in lines)]

@@ -26,7 +26,7 @@ def headline() -> Iterator[Row]:
         }
 
     yield row("engine steps", lambda arm: arm["decode_steps"], ",", "engine_steps")
-    yield row("tokens per step and request", lambda arm: arm["tokens_per_step"], ".3f")
+    yield row("tokens per request and step", lambda arm: arm["tokens_per_step"], ".3f")
     yield {"what": "tokens per CPU second of the engine", "off": None, "on": None, "gain": gained("cpu")}
     yield row("rollout, ms per token", lambda arm: arm["rollout_ms_per_token"], ".3f", "rollout_per_token")
     yield row("training step, s", lambda arm: arm["step_s"], ".2f", "step")

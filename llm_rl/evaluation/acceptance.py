@@ -140,7 +140,7 @@ def draw(path: Path, result: dict[str, Any]) -> None:
     sweep.set(xticks=[k for k, _ in points], xlabel="k, maximum tokens of a draft", title="All lengths together")
     for axes in (lengths, sweep):
         axes.axhline(1, color="#7a7a7a", linewidth=1, linestyle=":")
-        axes.set_ylabel("tokens per step and request")
+        axes.set_ylabel("tokens per request and step")
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.15)
     what = f"{Path(result['model']).name} on {result['data']}, {result['questions']} questions"

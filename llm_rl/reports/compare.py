@@ -187,7 +187,7 @@ def gained_cell(gain):
 
 FIGURES = (
     ("engine steps", "decode_steps", ",.0f", "engine_steps"),
-    ("tokens per step and request", "tokens_per_step", ".3f", None),
+    ("tokens per request and step", "tokens_per_step", ".3f", None),
     ("engine's CPU time, ms per token", "cpu_ms_per_token", ".3f", "cpu"),
     ("round of generation, s", "round_s", ".2f", "round"),
     ("rollout, s per training step", "rollout_s", ".2f", "rollout"),

@@ -172,7 +172,7 @@ def _acceptance(axes, summary, runs, article):
         colour, line = ARTICLE["on"]
         by_position.plot(range(len(starts)), values, line, color=colour, label="the article (8B, k = 3, greedy)")
     by_position.set_xticks(range(len(starts)), [f"{at:,}" for at in starts], rotation=30)
-    title = "Tokens per step and request, "
+    title = "Tokens per request and step, "
     by_position.set(title=title + "steps with a draft", xlabel="tokens of the answer before the step, from")
     by_requests.set(title=title + "all steps", xlabel="running requests")
     by_requests.axvline(summary["threshold"] + 0.5, color="black", linewidth=0.9, linestyle="--", label="threshold")

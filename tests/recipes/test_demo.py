@@ -35,6 +35,7 @@ def started(monkeypatch):
     """started(off=..., on=...): commands in place of the launchers. The arms that were started, then the report."""
     calls = []
     monkeypatch.setattr(demo, "MEMORY", 0)
+    monkeypatch.setattr(demo, "MODULES", [])
 
     def use(**commands):
         monkeypatch.setattr(demo, "command", lambda arm, *others: calls.append(arm) or commands[arm])

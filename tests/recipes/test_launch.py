@@ -2,6 +2,7 @@
 """Configurations and the launcher, without starting an engine."""
 
 import dataclasses
+import itertools
 import json
 import math
 import multiprocessing
@@ -380,9 +381,29 @@ def test_what_is_only_shown_ends_no_run(tmp_path, capsys):
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         assert follow.follow(process, log, 2, math.inf, {}, publish) is None
     shown = capsys.readouterr().out
-    assert process.returncode == 0 and "rollout - s  step 2.0 s  - tokens per step  reward -  length -" in shown
+    assert (
+        process.returncode == 0
+        and "rollout - s  step 2.0 s  - tokens per request and step  reward -  length -" in shown
+    )
     for warning in ("ZeroDivisionError: division by zero", f"{log}, line 2, is not JSON: repair it, or use another"):
         assert shown.count(f"  warning: {warning}") == 1
+
+
+def test_a_start_says_what_it_waits_for(tmp_path, monkeypatch, capsys):
+    """Until the first step, by what this attempt has logged."""
+    monkeypatch.setattr(follow, "LOOK", 0.0)
+    log, steps = tmp_path / "verl.log", tmp_path / "steps.jsonl"
+    log.write_text("Training Progress: of the attempt before\n")
+    texts = ["a TaskRunnerV1", "(vLLMHttpServer pid=1)", "Training Progress: 0/2", "waits for its turn"]
+    texts += ["its turn has come", json.dumps({"step": 1, "data": {"timing_s/step": 1.0}})]
+    code = "import sys, time\nfor text in sys.argv[3:]:\n time.sleep(1.5)\n"
+    code += " print(text, file=open(sys.argv[1 + text.startswith('{')], 'a'))\ntime.sleep(1.5)"
+    with subprocess.Popen([sys.executable, "-c", code, str(log), str(steps), *texts]) as process:
+        assert follow.follow(process, steps, 1, math.inf, {}, lambda steps: None) is None
+    shown = capsys.readouterr().out.partition("  step 1/1 ")
+    waits = [line.partition("waits for: ")[2] for line in shown[0].splitlines()[1:]]
+    expected = ["Ray", "the trainer", "the engine", "the first step", "its turn", "the first step"]
+    assert [what for what, _ in itertools.groupby(waits)] == expected and "waits" not in shown[2]
 
 
 def test_a_step_without_progress_ends_the_run(tmp_path, monkeypatch):

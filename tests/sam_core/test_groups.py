@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 from sam_core.engines.verl.groups import group_params
 from sam_core.engines.vllm.groups import pass_salt, request_group, request_salt
+from sam_core.groups import Group
 
 from sam_core import BY_PROMPT
 
@@ -20,26 +21,30 @@ def state(images=(), extra_args=None, prompt=(1, 2, 3)):
     )
 
 
+def key_of(request):
+    return request_group(request).key
+
+
 def test_group_by_name_then_by_prompt_and_images():
-    assert request_group(state()) == request_group(state(extra_args={"other": 1})) == BY_PROMPT
+    assert key_of(state()) == key_of(state(extra_args={"other": 1})) == BY_PROMPT
     named = [state(images, {"sam_group": "a"}, prompt) for images, prompt in (((), [1, 2, 3]), (["x"], [9]))]
-    assert request_group(named[0]) == request_group(named[1])
-    with_image = {request_group(state(images)) for images in (["x"], ["y"], ["x", "y"], ["xy"])}
-    with_image |= {request_group(state(["x"], prompt=[1, 2])), request_group(state(extra_args={"sam_group": "x"}))}
+    assert key_of(named[0]) == key_of(named[1])
+    with_image = {key_of(state(images)) for images in (["x"], ["y"], ["x", "y"], ["xy"])}
+    with_image |= {key_of(state(["x"], prompt=[1, 2])), key_of(state(extra_args={"sam_group": "x"}))}
     assert len(with_image) == 6
-    assert request_group(state(["x"])) == request_group(state(["x"]))
-    assert request_group(state(extra_args={"sam_group": 7})) == b"name 7"
+    assert key_of(state(["x"])) == key_of(state(["x"]))
+    assert key_of(state(extra_args={"sam_group": 7})) == b"name 7"
     pooling = state()
     pooling.sampling_params = None
-    assert request_group(pooling) == BY_PROMPT
+    assert key_of(pooling) == BY_PROMPT
 
 
 def test_prompts_of_embeddings_share_nothing():
     """Their rows are zeros, so equal lengths would be equal prompts; a name still makes a group."""
     unnamed, named = state(prompt=[0, 0]), state(prompt=[0, 0], extra_args={"sam_group": "a"})
     unnamed.prompt_embeds = named.prompt_embeds = object()
-    assert request_group(unnamed) is None
-    assert request_group(named) == request_group(state(extra_args={"sam_group": "a"}))
+    assert key_of(unnamed) is None
+    assert key_of(named) == key_of(state(extra_args={"sam_group": "a"}))
 
 
 def test_a_salt_makes_groups_of_its_own():
@@ -54,9 +59,18 @@ def test_a_salt_makes_groups_of_its_own():
             pass_salt(at_worker)
             del at_worker.cache_salt
             assert (request_salt(at_worker) is not None) == bool(salt)
-            assert request_group(at_worker) == request_group(at_client)
-            groups.add(request_group(at_client))
+            assert key_of(at_worker) == key_of(at_client)
+            groups.add(key_of(at_client))
     assert len(groups) == 5 * 3, "no salt and an empty one are the same"
+
+
+def test_its_number_is_the_same_in_every_process():
+    """Routes are saved by it."""
+    numbers = [group.number for group in (Group([7, 1, 8]), Group(range(3)), Group(None, b"name task"))]
+    assert numbers == [-972692009898391549, 2187946392326065592, 7163534732899349955]
+    assert Group(np.array([7, 1, 8], np.int32)).number == numbers[0]
+    assert request_group(state(prompt=[7, 1, 8])).number == numbers[0]
+    assert request_group(state(extra_args={"sam_group": "task"})).number == numbers[2]
 
 
 def test_name_is_the_tasks_in_every_epoch():

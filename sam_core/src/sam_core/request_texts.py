@@ -8,13 +8,14 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sam_core import BY_PROMPT, Pool
 from sam_core.counters import EXCLUSION_REASONS
+from sam_core.groups import GroupKey
 from sam_core.history import SavedHistory
 from sam_core.options import Options
 from sam_core.switch import Switch
@@ -72,9 +73,7 @@ class RequestTexts:
         rank: the engine's number among those that share options, such as data-parallel ranks; names its files in
             `history`.
         exclusion_reason: returns why the request with this id is never drafted, one of EXCLUSION_REASONS, or None.
-        group_of: returns the group of the request with this id; the requests of a group share drafts. BY_PROMPT: the
-            requests with the same prompt. bytes: the requests with this name; one whose prompt begins with the text of
-            an ended one continues that text. None: no other request. Called in the request's first step.
+        group_of: returns the key of the group of the request with this id. Called in the request's first step.
         is_isolated: returns whether the text of the request with this id is kept from other groups and later requests
             (see `Pool.open`).
         logger: receives messages about the history.
@@ -92,7 +91,7 @@ class RequestTexts:
         drafting: bool = True,
         rank: int = 0,
         exclusion_reason: Callable[[str], str | None] = lambda req_id: None,
-        group_of: Callable[[str], bytes | Literal["by_prompt"] | None] = lambda req_id: BY_PROMPT,
+        group_of: Callable[[str], GroupKey] = lambda req_id: BY_PROMPT,
         is_isolated: Callable[[str], bool] = lambda req_id: False,
         fields: Sequence[tuple[Any, ...]] = (),
     ) -> None:

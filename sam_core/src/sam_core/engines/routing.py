@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sam_core.files import lock, write_json
+from sam_core.groups import Group
 from sam_core.history import LOCK_TIMEOUT_S, LatestSaver, SaveTimer
 
 logger = logging.getLogger(__name__)
@@ -45,16 +46,19 @@ class PromptRoutes:
         self._requests: OrderedDict[str, tuple[int, Any]] = OrderedDict()
         self._running: dict[int, int] = {}
 
-    def choose(self, request_id: str, prompt_ids: Sequence[int], in_flight: Mapping[Server, int]) -> Server:
+    def choose(self, request_id: str, group: Group | Sequence[int], in_flight: Mapping[Server, int]) -> Server:
         """The server for a new request.
 
         Args:
-            prompt_ids: the tokens of its prompt, or the name of its group as bytes.
+            group: its group, or the tokens of its prompt.
             in_flight: the number of running requests per server, with servers in order of preference.
         """
         prompt: int
         server: Any
-        prompt, server = self._requests.pop(request_id, None) or (hash(tuple(prompt_ids)), None)
+        if known := self._requests.pop(request_id, None):
+            prompt, server = known
+        else:
+            prompt, server = (group if isinstance(group, Group) else Group(group)).number, None
         if server not in in_flight:
             server = self._homes.pop(prompt, None)
             least_loaded = min(in_flight, key=in_flight.__getitem__)
@@ -71,7 +75,7 @@ class PromptRoutes:
         return chosen
 
     def homes(self, servers: Sequence[Server]) -> list[list[int]]:
-        """Pairs [hash of a prompt, index of its latest server in `servers`], for `return_home`."""
+        """Pairs [number of a group, index of its latest server in `servers`], for `return_home`."""
         index = {server: i for i, server in enumerate(servers)}
         return [[prompt, index[server]] for prompt, server in self._homes.items() if server in index]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from typing import Any, Literal
+from typing import Any
 
-from sam_core import BY_PROMPT
+from sam_core.groups import Group
 
 EXTRA_ARG = "sam_group"
 """Key of `SamplingParams.extra_args` under which a request names its group, as a string."""
@@ -43,10 +43,10 @@ def request_salt(state: Any) -> str | None:
     return digest
 
 
-def request_group(state: Any) -> bytes | Literal["by_prompt"] | None:
+def request_group(state: Any) -> Group:
     """The group of a request: the one that it names, otherwise that of its prompt's tokens and images.
 
-    None for a prompt of embeddings, whose tokens are unknown. Requests with different cache_salts are in different
+    A prompt of embeddings, whose tokens are unknown, has no group. Requests with different cache_salts are in different
     groups. Requests that name the same group share drafts whatever their prompts are; a request whose prompt begins
     with the text of an ended one continues that text, unless it has a cache_salt.
 
@@ -58,15 +58,16 @@ def request_group(state: Any) -> bytes | Literal["by_prompt"] | None:
     salt = request_salt(state)
     salted = b"" if salt is None else f"salt {salt} ".encode()
     if name is not None:
-        return salted + _encoded(f"name {name}")
+        return Group(None, salted + _encoded(f"name {name}"))
     if getattr(state, "prompt_embeds", None) is not None:
-        return None
+        return Group(None)
+    prompt = state.prompt_token_ids
     if not state.mm_features and not salted:
-        return BY_PROMPT
-    digest = hashlib.blake2b(array("i", state.prompt_token_ids or ()).tobytes(), digest_size=16)
+        return Group(prompt)
+    digest = hashlib.blake2b(array("i", prompt or ()).tobytes(), digest_size=16)
     for feature in state.mm_features or ():
         digest.update(_encoded(f" {feature.identifier}"))
-    return salted + b"images " + digest.digest()
+    return Group(prompt, salted + b"images " + digest.digest())
 
 
 def _encoded(text: Any) -> bytes:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sam_core import BY_PROMPT
 from sam_core.engines.routing import PromptRoutes, SavedRoutes
 from sam_core.engines.vllm.groups import request_group
 from sam_core.options import Options
@@ -47,15 +46,14 @@ class EngineRoutes:
         if (engine := self._engines.get(request.request_id)) is not None:
             return engine
         group = request_group(request)
-        prompt = request.prompt_token_ids if group == BY_PROMPT else group
-        if prompt is None:
+        if group.key is None:
             return None
         if not self._num_engines:
             self._saved.restore(range(num_engines))
         self._num_engines = num_engines
         engines = ((self._first + i) % num_engines for i in range(num_engines))
         in_flight = {engine: self._in_flight[engine] for engine in engines}
-        return self._routes.choose(request.request_id, prompt, in_flight)
+        return self._routes.choose(request.request_id, group, in_flight)
 
     def sent(self, request_id: str, engine: int) -> None:
         """Record that a request goes to this engine, whoever chose it."""

@@ -44,7 +44,7 @@ class RunnerProposer(SamProposer):
             speculative.sam,
             max_model_len=vllm_config.model_config.max_model_len,
             graph_sizes=graph_sizes(vllm_config),
-            group_of=lambda req_id: request_group(runner.requests[req_id]),
+            group_of=lambda req_id: request_group(runner.requests[req_id]).key,
             is_isolated=lambda req_id: request_salt(runner.requests[req_id]) is not None,
             renew_noise=lambda: renew_noise(tp_group),
             **settings,

@@ -21,16 +21,14 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from sam_core import BY_PROMPT
 from sam_core.counters import Positions, Reports
 from sam_core.device_drafts import (
     COMMON,
@@ -48,6 +46,7 @@ from sam_core.engines.vllm.groups import request_group, request_salt
 from sam_core.engines.vllm.pauses import Passes, Pauses
 from sam_core.engines.vllm.sampling import renew_noise
 from sam_core.engines.vllm.texts import Output, Sampled, Text, Texts
+from sam_core.groups import Group
 from sam_core.kernels import NUM_FIELDS, Drafter, ModelDrafts
 from sam_core.options import VERIFY, Options
 from sam_core.request_texts import Float32, Int32, RequestTexts, Step
@@ -217,9 +216,10 @@ class Speculator:
         self.texts = Texts(max_num_reqs, max_model_len)
         self.unread: deque[Output] = deque()
         self._preempted: dict[str, Text] = {}  # steps in flight may end their answers
-        self.groups: dict[str, bytes | Literal["by_prompt"] | None] = {}
+        self.groups: dict[str, Group] = {}
         self._salted: set[str] = set()
-        proposer.texts.group_of, proposer.texts.is_isolated = self.groups.__getitem__, self._salted.__contains__
+        proposer.texts.group_of = lambda req_id: self.groups[req_id].key
+        proposer.texts.is_isolated = self._salted.__contains__
         self._renew_noise = proposer.options.repeats_noise
         times = adaptive and proposer.drafting
         self.pauses = Pauses(graph_sizes=graph_sizes, passes=self.passes) if times else None
@@ -230,11 +230,11 @@ class Speculator:
         self.table = NgramTable(*size, vocab_size, of_groups=own, of_all="common" in sources)
         self.drafter = Drafter(self.table, max_num_reqs, self.k, self.width, device, self._has_confidences)
         self._sources = sources
-        self._open_groups: dict[bytes, list[int]] = {}  # by key: number in the table, count of requests
+        self._open_groups: dict[int, list[int]] = {}  # by Group.number: number in the table, count of requests
         self._num_opened = 0
-        # By row of self.texts: the page in the table, the group's key and number, tokens in the table.
+        # By row of self.texts: the page in the table, the group by Group.number and in the table, tokens in the table.
         self._pages = np.zeros(max_num_reqs, np.int64)
-        self._keys = np.empty(max_num_reqs, object)
+        self._numbers = np.zeros(max_num_reqs, np.int64)
         self._groups, self._tabled = np.zeros((2, max_num_reqs), np.int32)
 
     @property
@@ -339,20 +339,18 @@ class Speculator:
     # ---- requests
 
     def _join(self, text: Text) -> None:
-        row, key = text.row, self.groups[text.req_id]
-        if key is None or "group" not in self._sources:
-            key = text.req_id.encode()
-        elif key == BY_PROMPT:
-            key = self.texts.tokens[row, : self.texts.prompts[row]].tobytes()
-        if key not in self._open_groups:
+        row, group = text.row, self.groups[text.req_id]
+        if group.key is None or "group" not in self._sources:
+            group = Group(None, text.req_id.encode())
+        if group.number not in self._open_groups:
             self._num_opened += 1
-            # With history, a group gets the same number whenever it is opened. A collision only costs speed.
-            number = zlib.crc32(key) if "history" in self._sources else self._num_opened
-            self._open_groups[key] = [COMMON + 1 + number % (MAX_TOKEN - COMMON - 1), 0]
-        group = self._open_groups[key]
-        group[1] += 1
-        number = NO_GROUP if text.req_id in self._salted else group[0]
-        self._keys[row], self._groups[row], self._tabled[row] = key, number, 0
+            # With history, a group gets the same number in the table whenever it is opened.
+            number = group.number if "history" in self._sources else self._num_opened
+            self._open_groups[group.number] = [COMMON + 1 + number % (MAX_TOKEN - COMMON - 1), 0]
+        opened = self._open_groups[group.number]
+        opened[1] += 1
+        in_table = NO_GROUP if text.req_id in self._salted else opened[0]
+        self._numbers[row], self._groups[row], self._tabled[row] = group.number, in_table, 0
 
     def _finish(self, text: Text) -> None:
         self.proposer.texts.complete(text.req_id, text.prompt_length, self.texts.answer(text))
@@ -361,12 +359,12 @@ class Speculator:
 
     def _leave(self, row: int) -> None:
         """Remove a request that has left the batch; the request of the last row has moved to its row."""
-        group = self._open_groups[self._keys[row]]
+        group = self._open_groups[self._numbers[row]]
         group[1] -= 1
         if not group[1]:
-            del self._open_groups[self._keys[row]]
+            del self._open_groups[self._numbers[row]]
         last = len(self.texts.req_ids)
-        for values in (self._pages, self._keys, self._groups, self._tabled):
+        for values in (self._pages, self._numbers, self._groups, self._tabled):
             values[row] = values[last]
 
     def _read(self) -> None:
