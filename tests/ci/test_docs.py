@@ -110,6 +110,17 @@ def test_figures_in_prose_are_those_of_their_records(page, begin, figures):
     assert found == [f"{x:.2f}" if isinstance(x, float) else str(x) for x in figures()]
 
 
+@pytest.mark.parametrize("name", ["gain", "gain-zh"])
+def test_picture_of_the_gain_is_that_of_its_record(name):
+    picture = (ROOT / "docs" / "pictures" / f"{name}.svg").read_text()
+    bars = re.findall(r'<rect x="172" .*?width="(\d+)".*?/><text.*?>([\d.]+)</text>', picture)
+    gains = []
+    for replayed in record("engine-replay-h200").values():
+        seconds = [replayed["arms"][arm]["seconds_by_batch"] for arm in ("plain", "ngram_gpu:3", "auto")]
+        gains += [batch[0] / ours for batch in zip(*seconds, strict=True) for ours in batch]
+    assert bars == [(f"{130 * gain:.0f}", f"{gain:.2f}") for gain in gains]
+
+
 @pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.parent.name)
 def test_a_row_of_requests_names_a_test_of_its_environment(path):
     """Or says that there is none."""
