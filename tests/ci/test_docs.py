@@ -100,13 +100,13 @@ def replay_in_prose():
 
 @pytest.mark.parametrize(
     ("page", "begin", "figures"),
-    [("docs/results.md", "<!-- end evidence-gains -->", evidence_in_prose)]
+    [(page, "<!-- end evidence-gains -->", evidence_in_prose) for page in ("docs/results.md", "docs/results.zh.md")]
     + [(page, "<!-- end evidence -->", replay_in_prose) for page in ("README.md", "README.zh.md")],
 )
 def test_figures_in_prose_are_those_of_their_records(page, begin, figures):
     text = (ROOT / page).read_text().partition(begin)[2].partition("\n## ")[0]
     text = re.sub(r"<!-- begin (\S+) -->.*<!-- end \1 -->", "", text, flags=re.DOTALL)
-    found = re.findall(r"(?<!vLLM )\b\d\.\d\d\b|(?<=[Ii]n )\d+(?= of)", text)
+    found = re.findall(r"(?<!vLLM )\b\d\.\d\d\b|(?<=[Ii]n )\d+(?= of)|(?<=情况中有 )\d+", text)
     assert found == [f"{x:.2f}" if isinstance(x, float) else str(x) for x in figures()]
 
 
