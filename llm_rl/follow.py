@@ -151,7 +151,8 @@ def _print_step(step: dict, total: int, seconds: float, shares: dict[str, float]
         return format(data[name], form) if name in data else "-"
 
     line = f"  step {step['step']}/{total}  {seconds:5.0f} s  rollout {shown('timing_s/gen', '.1f')} s"
-    line += f"  step {shown('timing_s/step', '.1f')} s  {shown(SPEC + 'tokens_per_step', '.2f')} tokens per step"
+    line += f"  step {shown('timing_s/step', '.1f')} s"
+    line += f"  {shown(SPEC + 'tokens_per_step', '.2f')} tokens per request and step"
     line += f"  reward {shown('critic/rewards/mean', '+.2f')}  length {shown('response_length/mean', '.0f')}"
     if shares and load.busy(shares):
         line += f"  (busy machine: others {shares['others']:.0%}, steal {shares['steal']:.0%})"
@@ -273,7 +274,7 @@ def table(summary: dict[str, Any], steps: int) -> list[str]:
         ("draft tokens accepted", "accepted", ",.0f"),
         ("tail, s in total", "tail_s", ".1f"),
     ]
-    lines = [f"{what:<24}{summary[name]:{form}}" for what, name, form in rows if summary.get(name) is not None]
+    lines = [f"{what:<29}{summary[name]:{form}}" for what, name, form in rows if summary.get(name) is not None]
     if summary["request_steps"]:
-        lines.append(f"{'tokens per step':<24}{summary['tokens'] / summary['request_steps']:.3f}")
+        lines.append(f"{'tokens per request and step':<29}{summary['tokens'] / summary['request_steps']:.3f}")
     return [f"training steps {2 if steps > 1 else 1} to {steps}:", *(f"  {line}" for line in lines)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance: tokens a step on the shipped answers to test prompts, geometric means over the sets, and their quartiles.
+"""Acceptance: tokens per step on the shipped answers to test prompts, geometric means and quartiles over the sets.
 
 Private: nothing is known of other requests, or of other groups where there are groups. Shared: a pool, and a peer's
 cache, has seen all requests before. The caches of peers then hold ended answers to the same prompt in every context.
@@ -92,7 +92,7 @@ def rivals(task: Task) -> list[Task]:
 
 
 def over_folds(task: Task, answers: list[Answer], limit: int) -> dict[str, Any]:
-    """Tokens a step over all folds, each with a corpus of the others if the task says so."""
+    """Tokens per step over all folds, each with a corpus of the others if the task says so."""
     total: dict[str, Any] = dict.fromkeys(("steps", "tokens", "proposed"), 0)
     for number in range(FOLDS):
         mine, others = split_fold(answers, (number, FOLDS))
@@ -135,7 +135,7 @@ class Acceptance:
             self.progress(f"acceptance: {number} of {len(jobs)} configurations")
 
     def tokens(self, task: Task) -> dict[str, float]:
-        """Tokens a step of a task by set; raises LabError where it failed."""
+        """Tokens per step of a task by set; raises LabError where it failed."""
         if task in self.errors:
             raise LabError(self.errors[task])
         if not self.figures[task]:
@@ -143,7 +143,7 @@ class Acceptance:
         return {name: f["tokens"] / f["steps"] for name, f in sorted(self.figures[task].items())}
 
     def figure(self, task: Task) -> Figure:
-        """Tokens a step: the geometric mean over the sets, and the quartiles of the sets."""
+        """Tokens per step: the geometric mean over the sets, and the quartiles of the sets."""
         by_set = [*self.tokens(task).values()]
         figure = Figure.of(by_set)
         return figure._replace(median=geometric_mean(by_set)) if len(by_set) > 1 else figure
@@ -153,7 +153,7 @@ class Acceptance:
         bundles: list[Bundle] = []
 
         def add(what: str, task: Task, base: Task, *rivals: Task, worst: bool = False) -> None:
-            rows = [self.targets.row(SECTION, what, "tokens a step")]
+            rows = [self.targets.row(SECTION, what, "tokens per step")]
             if worst:
                 rows.append(self.targets.row(SECTION, f"{what}, worst set", "ratio"))
             fill = functools.partial(self.fill, task, base, rivals)
@@ -188,11 +188,11 @@ class Acceptance:
             worst.ours = Figure.of([ratio])
 
     def curve(self) -> list[tuple[float, float]]:
-        """(tokens a step, drafted tokens a step) of blend for each of MIN_PROBS: geometric means over the sets."""
+        """(tokens per step, drafted tokens per step) of blend for each of MIN_PROBS: geometric means over the sets."""
         return [self.means(task) for task in SWEEP]
 
     def means(self, task: Task) -> tuple[float, float]:
-        """Geometric means over the sets: tokens and drafted tokens a step; raises LabError as `tokens` does."""
+        """Geometric means over the sets: tokens and drafted tokens per step; raises LabError as `tokens` does."""
         tokens = geometric_mean([*self.tokens(task).values()])
         return tokens, geometric_mean([f["proposed"] / f["steps"] for f in self.figures[task].values()])
 
@@ -200,7 +200,7 @@ class Acceptance:
         tokens, drafted = self.means(NEWEST)
         rows[0].ours = Figure.of([drafted_for(self.curve(), tokens)])
         rows[0].peers["newest k=3"] = Figure.of([drafted])
-        rows[0].note = f"at {tokens:.3f} tokens a step"
+        rows[0].note = f"at {tokens:.3f} tokens per step"
 
 
 def label(base: Task, task: Task) -> str:
@@ -211,7 +211,7 @@ def label(base: Task, task: Task) -> str:
 
 
 def drafted_for(curve: list[tuple[float, float]], tokens: float) -> float:
-    """Drafted tokens a step at which a curve of (tokens, drafted) has `tokens` a step, linear between its points.
+    """Drafted tokens per step at which a curve of (tokens, drafted) has `tokens` a step, linear between its points.
 
     Raises LabError where the curve does not get there.
     """
@@ -220,5 +220,5 @@ def drafted_for(curve: list[tuple[float, float]], tokens: float) -> float:
         if low <= tokens <= high:
             return few + (many - few) * (tokens - low) / (high - low) if high > low else min(few, many)
     raise LabError(
-        f"no min_prob gives {tokens:.3f} tokens a step: they go from {points[0][0]:.3f} to {points[-1][0]:.3f}"
+        f"no min_prob gives {tokens:.3f} tokens per step: they go from {points[0][0]:.3f} to {points[-1][0]:.3f}"
     )

@@ -19,7 +19,7 @@ import numpy as np
 
 import sam_core
 from sam_lab.bench.rows import Figure, Row, Targets
-from sam_lab.bench.texts import Texts
+from sam_lab.bench.texts import RecordedTexts
 from sam_lab.replay import accept_chain
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Request(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Tokens a step; maximum bytes beyond those of an empty pool; accepted tokens by prompt."""
+    """Tokens per step; maximum bytes beyond those of an empty pool; accepted tokens by prompt."""
 
     tokens_per_step: float
     peak: int
@@ -141,7 +141,7 @@ def plans(requests: Sequence[Request], free: Result, private: Result, memory_byt
 
 
 def compare(groups: Sequence[list[Request]], order: str, budget: float, seed: int = 0) -> dict[str, float]:
-    """Tokens a step without a limit, of ours, private requests and the best plan within a budget (see BUDGETS)."""
+    """Tokens per step without a limit, of ours, private requests and the best plan within a budget (see BUDGETS)."""
     requests = ORDERS[order](groups, random.Random(seed))
     unlimited = 8 << 30
     free = replay(requests, unlimited, lambda prompt: True)
@@ -158,7 +158,7 @@ def compare(groups: Sequence[list[Request]], order: str, budget: float, seed: in
     }
 
 
-def groups_of(texts: Texts, name: str) -> list[list[Request]]:
+def groups_of(texts: RecordedTexts, name: str) -> list[list[Request]]:
     """Answers of a set by prompt, where there are several."""
     groups: dict[str, list[Request]] = defaultdict(list)
     for answer in texts.answers(name):
@@ -169,7 +169,7 @@ def groups_of(texts: Texts, name: str) -> list[list[Request]]:
 
 
 def rows(
-    texts: Texts, targets: Targets, quick: bool, progress: Callable[[str], None]
+    texts: RecordedTexts, targets: Targets, quick: bool, progress: Callable[[str], None]
 ) -> list[tuple[list[Row], Callable[[list[Row]], None]]]:
     """The rows of the benchmark and the function that measures them."""
 
@@ -188,4 +188,4 @@ def rows(
             row.note = f"minimum over {len(values)} sets, orders and budgets; median {statistics.median(values):.3f}"
 
     whats = ("within a budget, of the best plan", "within a budget, of private requests")
-    return [([targets.row(SECTION, what, "of its tokens a step") for what in whats], measure)]
+    return [([targets.row(SECTION, what, "of its tokens per step") for what in whats], measure)]

@@ -112,7 +112,7 @@ class Targets:
                 self.entries[what] = {"reason": reason} | self._bound(what, text)
 
     def _bound(self, what: str, text: Any) -> dict[str, Any]:
-        """Of "<= 0.15 x python" better, bound and of."""
+        """The parts `better`, `bound` and `of` of a text such as "<= 0.15 x python"."""
         parts = BOUND.fullmatch(text) if isinstance(text, str) else None
         if not parts:
             raise LabError(

@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--picture",
         type=Path,
         metavar="OUT",
-        help="draw tokens a second by requests running here; default: OUT/evidence.png",
+        help="draw tokens per second by requests running here; default: OUT/evidence.png",
     )
     add("--resume", action="store_true", help="keep the rollouts that OUT has from the same settings")
 

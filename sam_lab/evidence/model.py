@@ -48,7 +48,7 @@ KINDS = {
 }
 """Acceptance: vllm-ascend's golden values of Qwen3-8B's EAGLE-3 (its #15174; the third by the ratio of the first two);
 a log of vLLM 0.20 with Qwen3.6-27B's MTP (club-3090 #105; DeepSeek-V3's report has 0.85 to 0.9 for the first);
-Red Hat's DFlash for Qwen3-8B, math (0.822 at first, 3.74 tokens a step; between them a constant ratio).
+Red Hat's DFlash for Qwen3-8B, math (0.822 at first, 3.74 tokens per step; between them a constant ratio).
 Passes: EAGLE-3's tenth of Qwen3-8B is assumed (vLLM's #16937: at most 0.16), MTP reads one layer and the head,
 DFlash five layers and the head, of 36 layers and the head."""
 

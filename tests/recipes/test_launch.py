@@ -380,7 +380,8 @@ def test_what_is_only_shown_ends_no_run(tmp_path, capsys):
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         assert follow.follow(process, log, 2, math.inf, {}, publish) is None
     shown = capsys.readouterr().out
-    assert process.returncode == 0 and "rollout - s  step 2.0 s  - tokens per step  reward -  length -" in shown
+    assert process.returncode == 0
+    assert "rollout - s  step 2.0 s  - tokens per request and step  reward -  length -" in shown
     for warning in ("ZeroDivisionError: division by zero", f"{log}, line 2, is not JSON: repair it, or use another"):
         assert shown.count(f"  warning: {warning}") == 1
 

@@ -185,7 +185,7 @@ def test_a_gain_is_a_median_of_pairs_with_an_interval(tmp_path):
     assert gain["gain"] == pytest.approx(2.5 / 2 - 1) and gain["shown"]
     assert 0 < gain["low"] < gain["gain"] < gain["high"] < 2.5 / 1.9
     assert summary == summary_of(tmp_path), "the same draws each time"
-    assert said.startswith("In training steps 2 to 10 on took 135 engine steps, SAM off 180; a request gained 1.143")
+    assert said.startswith("In training steps 2 to 10 on took 135 engine steps, SAM off 180; it generated 1.143")
     tail = "The tail per token: +100.0% (95 % interval over steps +100.0% to +100.0%)."
     assert f"{tail} The rollout per token: +25.0%" in said
 

@@ -88,7 +88,7 @@ def test_a_report_begins_with_what_it_found_and_with_what_ran(tmp_path):
         write_run(tmp_path / arm, sam, **ARTICLE)
     text = text_of(tmp_path, arms=("off", "on"))
     lines = text.splitlines()
-    found = "In training steps 2 to 3 SAM on took 30 engine steps, SAM off 40; a request gained 1.143"
+    found = "In training steps 2 to 3 SAM on took 30 engine steps, SAM off 40; it generated 1.143"
     assert lines[2].startswith(found)
     assert lines[4] == "Recipe dapo-qwen3-32b-32die, model Qwen3-32B, 2 x 16 npu, pin set p, k = 3, 3 training steps."
     assert "| the article, off | 3,904.22 | 4,159.06 | 4,730.86 |" in lines

@@ -47,7 +47,7 @@ from sam_core.engines.vllm.config import LOGGER
 from sam_core.engines.vllm.groups import request_group, request_salt
 from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.sampling import renew_noise
-from sam_core.engines.vllm.texts import Output, Sampled, Text, Texts
+from sam_core.engines.vllm.texts import BatchTexts, Output, Sampled, Text
 from sam_core.kernels import NUM_FIELDS, Drafter, ModelDrafts
 from sam_core.options import VERIFY, Options
 from sam_core.request_texts import Float32, Int32, RequestTexts, Step
@@ -216,7 +216,7 @@ class Speculator:
         self.wants_all_passes = self.runs_all_passes = True
         self.drafts = torch.zeros(max_num_reqs, self.k, dtype=torch.int64, device=device)
         self.draft_token_confidence_probs = torch.zeros(max_num_reqs, self.k, device=device)
-        self.texts = Texts(max_num_reqs, max_model_len)
+        self.texts = BatchTexts(max_num_reqs, max_model_len)
         self.unread: deque[Output] = deque()
         self._preempted: dict[str, Text] = {}  # steps in flight may end their answers
         self.groups: dict[str, bytes | Literal["by_prompt"] | None] = {}
