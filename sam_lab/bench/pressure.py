@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acceptance within a budget of memory: ours, that of private requests, and that of plans that know the answers.
 
-A rollout is replayed: RUNNING requests at a time, in several orders of arrival, in a pool of a multiple of the memory
-that private requests take. The plans choose with hindsight which prompts share an index and which are
-private, by what each prompt's index gave a byte in the replay without a limit, and which sources are kept; the best of
-them stands for what any policy could reach offline.
+A rollout is replayed with RUNNING requests at a time, in several orders of arrival. The pool's memory is a multiple of
+what private requests need. The plans choose with hindsight which prompts share an index and which are private, by the
+accepted tokens per byte of each prompt's index in a replay without a limit, and which sources are kept. The best plan
+stands for what any policy could reach offline.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GROUPS, ANSWERS, TOKENS = 24, 8, 800
 """Maximum groups of a set, answers of a group and tokens of an answer."""
 SECTION = "within a budget of memory"
 SHARES = (0.25, 0.5, 1.0)
-"""Shares of the prompts that share an index in a plan."""
+"""Share of the prompts that have a shared index in each plan."""
 ALL: tuple[Source, ...] = ("request", "group", "history", "common")
 PRIVATE: tuple[Source, ...] = ("request", "common")
 
@@ -59,20 +59,20 @@ def together(groups: Sequence[list[Request]], rng: random.Random) -> list[Reques
 
 
 def in_turns(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
-    """Every prompt comes once in each epoch."""
+    """Each epoch has every prompt once."""
     longest = max(map(len, groups))
     return [group[at] for at in range(longest) for group in groups if at < len(group)]
 
 
 def mixed(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
-    """In any order."""
+    """Requests in random order."""
     requests = together(groups, rng)
     rng.shuffle(requests)
     return requests
 
 
 def skewed(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
-    """A few prompts come often, among others that come once."""
+    """A few prompts are repeated often, among others that come once."""
     hot = max(1, len(groups) // 8)
     often = [request for group in groups[:hot] for request in group]
     once = [group[0] for group in groups[hot:]]

@@ -41,7 +41,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Tokens per second over plain decoding by requests running: each set a row of panels, each world a column."""
+    """Draw tokens per second over plain decoding by running requests; rows of panels are sets, columns are worlds."""
     names, worlds = list(result["sets"]), list(result["worlds"])
     size = (3.4 * len(worlds) + 0.6, 2.9 * len(names) + 0.4)
     figure, panels = figures.panels(len(names), len(worlds), size, dpi=110)
