@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device memory of HCCL's communicators, by the groups that trainer and engine communicate in.
 
-Each communicator takes 2 x HCCL_BUFFSIZE of a die for itself, one that also sends point to point 2 x P2P_HCCL_BUFFSIZE
-more (environment variable references of CANN 9.0 and of Ascend Extension for PyTorch 7.1). HCCL creates one with a
+Each communicator takes 2 x HCCL_BUFFSIZE of a die's memory, and 2 x P2P_HCCL_BUFFSIZE more if it also sends point to
+point (environment variable references of CANN 9.0 and of Ascend Extension for PyTorch 7.1). HCCL creates it with the
 group's first collective, and keeps it. Groups of one die have none.
 """
 
@@ -13,20 +13,20 @@ from llm_rl.recipe import Recipe
 from llm_rl.shape import Shape
 
 DEFAULT, POINT_TO_POINT = 200, 20
-"""MiB: CANN's default of HCCL_BUFFSIZE, torch_npu's of P2P_HCCL_BUFFSIZE."""
+"""Defaults in MiB: of HCCL_BUFFSIZE in CANN, of P2P_HCCL_BUFFSIZE in torch_npu."""
 ENGINE, ENGINE_DATA = 200, 50
-"""MiB that vllm-ascend itself gives its groups, those of data parallelism the latter.
+"""MiB that vllm-ascend gives its groups, and those of data parallelism.
 
 utils.py, get_hccl_config_for_pg_options.
 """
 WINDOW, MAX_TOKENS = 11, 512
-"""MiB, and tokens of a die: bounds of the operators that send tokens to experts."""
+"""Limits of the operators that send tokens to experts: MiB, and tokens per die."""
 MAX_GRAPH = 512
-"""Tokens of the largest graph that vLLM captures by default, if twice a step's tokens are no fewer (config/vllm.py)."""
+"""Tokens of the largest graph that vLLM captures by default, unless two steps have fewer tokens (config/vllm.py)."""
 
 
 def buffer_size(recipe: Recipe) -> int:
-    """HCCL_BUFFSIZE, MiB. Raises UserError."""
+    """HCCL_BUFFSIZE of a recipe, in MiB. Raises UserError."""
     value = str(recipe.env.get("HCCL_BUFFSIZE", DEFAULT))
     if not value.isdecimal() or int(value) < 1:
         raise UserError(f"HCCL_BUFFSIZE must be a whole number of MiB, got {value!r} (env.HCCL_BUFFSIZE)")
@@ -85,7 +85,7 @@ def dispatch_buffer(recipe: Recipe, model: Shape) -> int:
     """MiB of HCCL_BUFFSIZE that sending tokens to experts on other dies needs; 0 where each engine has all experts.
 
     The formula of npu_moe_distribute_dispatch and _combine on A3 (cann-recipes-infer, executor/utils/hccl_utils.py),
-    for as many tokens as vllm-ascend lets these operators have (ascend_forward_context.py, set_mc2_tokens_capacity).
+    for the largest number of tokens that vllm-ascend gives them (ascend_forward_context.py, set_mc2_tokens_capacity).
     """
     rollout = recipe.rollout
     ep = rollout.expert_parallel_size
@@ -106,7 +106,7 @@ def dispatch_buffer(recipe: Recipe, model: Shape) -> int:
 
 
 def check(recipe: Recipe, model: Shape) -> None:
-    """UserError if the buffer is too small for the dispatch to experts."""
+    """Raise UserError if the buffer is too small for the dispatch to experts."""
     size, needed = buffer_size(recipe), dispatch_buffer(recipe, model)
     if size < needed:
         raise UserError(

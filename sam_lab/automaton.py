@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The article's suffix automaton as one writes it in Python, with dicts, and its rule as published.
+"""The article's suffix automaton in plain Python, with dicts, and the article's rule as published.
 
 The published code (cann-recipes-train v0.1.0, llm_rl/qwen3/patches/vllm/v1/spec_decode/sam.py) copies, like sam_core's
 rule `oldest`, what followed the first occurrence of the longest suffix that occurred before. Where fewer than k tokens
-followed that, it goes on to shorter suffixes until k did (`to_anc`), to that of one token at most; `oldest` drafts the
-fewer tokens. Here its rule is called FULL.
+followed, it tries shorter suffixes until k tokens did (`to_anc`), down to one token; `oldest` drafts the fewer tokens.
+Here the article's rule is called FULL.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Automaton:
 
     Attributes:
         tokens: the text.
-        next: of each state, token -> state.
-        link: of each state, the state of the next shorter suffixes.
-        length: of each state's longest string.
+        next: for each state, {token: next state}.
+        link: for each state, the state of the next shorter suffixes.
+        length: length of each state's longest string.
         first: where each state's strings ended first (min_endpos).
     """
 

@@ -14,7 +14,7 @@ from sam_lab.replay import Tree, accept_chain
 
 
 def packed(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Tokens of rows as `Pool.step` takes them, one row after another, and how many each has."""
+    """Arguments of `Pool.step`: the tokens of all rows, one row after another, and the length of each row."""
     tokens = np.array([token for row in rows for token in row], np.int32)
     return tokens, np.array([len(row) for row in rows], np.int32)
 
@@ -23,7 +23,7 @@ class SamDrafter:
     """`sam_core.Pool` as a drafter for the replay; `options` are the pool's.
 
     Attributes:
-        pool: the pool; private: a new one for each group, and for each request without a group, one after another.
+        pool: the pool. With `private`, each group and each request without a group gets a new one.
         slots: the slot of each open request.
     """
 
@@ -82,11 +82,11 @@ class SamDrafter:
         self.pool.drop(group.encode())
 
     def by_source(self) -> Mapping[str, object]:
-        """Drafts, drafted and accepted tokens of each source, as the pool counts them."""
+        """For each source its drafts, drafted tokens and accepted tokens, as the pool counts them."""
         return self.pool.stats()["by_source"]
 
     def _arrays_of(self, requests: Sequence[int], k: int) -> dict[str, npt.NDArray[Any]]:
-        """Arguments of `Pool.step` for these requests; one set of arrays for each size."""
+        """Arguments of `Pool.step` for these requests; calls of the same size share one set of arrays."""
         rows = len(requests)
         if (rows, k) not in self._arrays:
             self._arrays[rows, k] = {
@@ -104,10 +104,10 @@ class Draft(NamedTuple):
     """One draft of a replay.
 
     Attributes:
-        request: its number.
+        request: number of the request.
         position: tokens of the answer before the draft.
-        scores: float32 [n], as `Pool.step` gives them.
-        accepted: tokens.
+        scores: float32 [n], as `Pool.step` returns them.
+        accepted: number of accepted tokens.
     """
 
     request: int
@@ -117,7 +117,7 @@ class Draft(NamedTuple):
 
 
 class Watched(SamDrafter):
-    """Notes each chain in `drafts`, in the order in which they were verified."""
+    """Records each chain in `drafts`, in the order in which they are verified."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -142,7 +142,7 @@ class Watched(SamDrafter):
             self._position[request] = position + len(row)
 
     def scores(self, k: int) -> npt.NDArray[np.float64]:
-        """[drafts, k] scores of all drafts, 0 behind the end of each."""
+        """[drafts, k], the scores of all drafts, 0 after the end of each."""
         table = np.zeros((len(self.drafts), k))
         for row, draft in zip(table, self.drafts, strict=True):
             row[: len(draft.scores)] = draft.scores

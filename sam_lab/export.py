@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab export`: recordings from the files that runs leave.
+"""`python -m sam_lab export`: convert files that runs leave into recordings.
 
-Two sources. verl's rollout dumps (trainer.rollout_data_dir, one <step>.jsonl a training step with `input` and `output`)
-are texts without special tokens: they are tokenized anew, so their token ids are close to the ones sampled, not always
-equal. answers-*.jsonl of a run's folder (SAM_ANSWER_LOG) have the sampled ids themselves, but of the prompt only a
-hash.
+There are two sources. verl's rollout dumps (trainer.rollout_data_dir, one <step>.jsonl per training step, with `input`
+and `output`) are texts without special tokens. They are tokenized again, so some token ids may differ from the sampled
+ones. answers-*.jsonl in a run's folder (SAM_ANSWER_LOG) have the sampled ids, but only a hash of the prompt.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def from_answers(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def from_dumps(files: list[Path], tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """Rows of verl's rollout dumps; raises LabError where a line is none. Answers to one prompt are a step's group."""
+    """Rows of verl's rollout dumps; a step's answers to a prompt are a group. Raises LabError for an invalid line."""
 
     def ids(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -12,7 +12,7 @@ from sam_core.files import replacing
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed; says so on stderr where it is not."""
+    """Whether matplotlib is installed; if not, says so on stderr."""
     if importlib.util.find_spec("matplotlib"):
         return True
     print("no figure: matplotlib is not installed", file=sys.stderr)
@@ -33,6 +33,6 @@ def panels(rows: int, columns: int, size: tuple[float, float], dpi: int = 120) -
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a PNG as a whole or not at all."""
+    """Write a PNG atomically."""
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")

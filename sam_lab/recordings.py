@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded answers: reading a recording, parting its prompts into folds, drawing the answers to replay."""
+"""Recorded answers: read a recording, split its prompts into folds, draw the answers to replay."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ recordings:
     prompt_ids     token ids of the prompt as the model saw it, integers from 0 to 2147483647
     response_ids   token ids of the answer; lines without any are left out
     prompt_id      name of the prompt: a string or a number
-    group          optional: answers of one name were sampled together; default: the same prompt and epoch
+    group          optional: answers with the same name were sampled together; default: the same prompt and epoch
     epoch          optional (or step): a number; for history, answers to the prompt with a smaller one come first
     tail_rep       optional: repetitions of the loop that an answer ends in; lines with more than 8 are left out
   Other keys are ignored.
@@ -48,8 +48,8 @@ contexts:
   history          answers to the same prompt of earlier epochs are seen in full, then lock-step as in group
   nohistory        the same answers as history without the earlier ones: its control
 
-Groups are drawn in an order that --seed fixes until --max-responses or --max-tokens is reached. All figures but the
-times are the same in every run.
+Groups are drawn in an order that --seed determines, until --max-responses or --max-tokens is reached. All figures
+except times are the same in every run.
 """
 
 
@@ -65,7 +65,7 @@ class Answer:
 
 
 Scope = list[tuple[Answer, bool]]
-"""Answers that may see each other, and whether each is scored; those that are not come first."""
+"""Answers that may see each other, and whether each is scored; answers that are not scored come first."""
 
 
 def read_answers(path: str | Path) -> list[Answer]:
@@ -125,7 +125,7 @@ def _token_ids(record: dict[str, Any], name: str, where: str) -> array[int]:
 
 
 def split_fold(answers: Sequence[Answer], fold: tuple[int, int]) -> tuple[list[Answer], list[Answer]]:
-    """The answers whose prompts belong to fold (i, n), and the others: a prompt's hash gives it a fold 0 .. n-1."""
+    """The answers whose prompts are in fold i of n, and the others. The hash of a prompt's id is its fold, 0 .. n-1."""
     number, folds = fold
     parts: tuple[list[Answer], list[Answer]] = [], []
     for answer in answers:
@@ -134,7 +134,7 @@ def split_fold(answers: Sequence[Answer], fold: tuple[int, int]) -> tuple[list[A
 
 
 def split(answers: Iterable[Answer]) -> dict[str, list[Answer]]:
-    """The answers to dev and to test prompts. A hash of the prompt's id decides, so a prompt never changes its part."""
+    """The answers to dev and to test prompts. The hash of its id decides, so a prompt is always in the same part."""
     dev, test = split_fold(list(answers), (0, FOLDS))
     return {"dev": dev, "test": test}
 
@@ -185,7 +185,7 @@ def make_scopes(
 
 @contextlib.contextmanager
 def temporary_corpus(texts: Iterable[Sequence[int] | npt.NDArray[Any]]) -> Iterator[str]:
-    """Build a corpus of texts, token ids each, for the time of a `with` block; yields its path."""
+    """Build a corpus of texts (token ids) for the duration of a `with` block; yields its path."""
     with tempfile.TemporaryDirectory(prefix="sam-lab-") as folder:
         path = Path(folder, "corpus")
         build_corpus(texts, path)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay of recorded answers: how many tokens a step a drafter would have gained.
+"""Replay of recorded answers: how many tokens per step a drafter would have gained.
 
 Each step drafts, accepts the longest path that equals the recorded continuation, and emits it and one more token; the
-first step drafts from the prompt alone. This is greedy verification by exact match. Tokens a step are the answers'
+first step drafts from the prompt alone. This is greedy verification by exact match. Tokens per step are the answers'
 tokens divided by the steps they took.
 """
 
@@ -25,22 +25,22 @@ MIN_BIN_STEPS = 200
 Tree = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents of nodes, parents first; parent -1 is the end of the text."""
 Counts = dict[str, list[int]]
-"""Two sums for each prompt, of which `quotient` divides the first by the second: tokens and steps, or others."""
+"""Two sums per prompt, such as tokens and steps; `quotient` divides the first by the second."""
 RESAMPLES = 2000
 
 
 class Drafter(Protocol):
-    """What replays call on a drafter. Requests are numbered by the caller.
+    """The interface of a drafter in a replay. The caller numbers the requests.
 
     It may also have `drop(group)`, called when a group's last request has ended, and `by_source()`, whose dict joins
     the figures.
     """
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
-        """A request begins. Requests of one group may see each other's texts; those of None share nothing."""
+        """A request begins. Requests of a group may see each other's texts; with group None nothing is shared."""
 
     def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
-        """Tokens that each request has emitted."""
+        """Append the tokens that each request has emitted."""
 
     def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
         """A chain of at most k tokens for each request."""
@@ -76,7 +76,7 @@ class OneByOne:
 
 
 def accept_chain(draft: Sequence[int], target: Sequence[int], at: int) -> int:
-    """How many tokens of a draft equal target[at:] from its beginning."""
+    """Number of leading tokens of a draft that equal target[at:]."""
     accepted = 0
     for token, expected in zip(draft, target[at : at + len(draft)], strict=False):
         if token != expected:
@@ -157,7 +157,7 @@ def replay(
 
     Args:
         drafter: a new Drafter.
-        scopes: of `make_scopes` for this context.
+        scopes: from `make_scopes`, for this context.
         context: one of recordings.CONTEXTS.
         k: maximum tokens of a chain, or nodes of a tree.
         tree: draft trees.
@@ -165,9 +165,9 @@ def replay(
         by_prompt: where each prompt's tokens and steps are added.
 
     Returns:
-        tokens_per_step, proposed_per_step (drafted tokens a step), precision (accepted of the drafted tokens),
-        accepted, proposed, steps, tokens, requests, draft_rate (steps with a draft), us_propose (microseconds a step),
-        us_append_per_token (microseconds), bins (tokens a step by position in the answer, bins of 200 steps or more)
+        tokens_per_step, proposed_per_step (drafted tokens per step), precision (accepted of the drafted tokens),
+        accepted, proposed, steps, tokens, requests, draft_rate (steps with a draft), us_propose (us per step),
+        us_append_per_token (microseconds), bins (tokens per step by position in the answer, bins of 200 steps or more)
         and, where the drafter has it, by_source.
     """
     tally, clock = _Tally(), time.perf_counter
@@ -238,15 +238,15 @@ def replay(
 
 
 def quotient(counts: Counts, others: Counts | None = None) -> float | None:
-    """The quotient of the sums over all prompts, or the ratio of two such; None where that is not a number."""
+    """The quotient of the sums over all prompts, or the ratio of two such quotients; None if it is not a number."""
     (value,) = _quotients(counts, others, np.arange(len(counts))[None])
     return float(value) if np.isfinite(value) else None
 
 
 def interval(counts: Counts, others: Counts | None = None) -> list[float] | None:
-    """95 % of `quotient` by bootstrap over prompts; None with fewer than two, or where a draw has no number.
+    """The 95 % interval of `quotient` by bootstrap over prompts; None for fewer than two, or if a draw is not a number.
 
-    The prompts of both are drawn together.
+    Both quotients use the same drawn prompts.
     """
     size = len(counts)
     if size < 2:
@@ -256,7 +256,7 @@ def interval(counts: Counts, others: Counts | None = None) -> list[float] | None
 
 
 def _quotients(counts: Counts, others: Counts | None, drawn: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """`quotient` of each row of `drawn`, numbers of prompts."""
+    """`quotient` of each row of `drawn`, which holds indices of prompts."""
     prompts, found = sorted(counts), []
     with np.errstate(divide="ignore", invalid="ignore"):
         for of in (counts,) if others is None else (counts, others):
@@ -266,5 +266,5 @@ def _quotients(counts: Counts, others: Counts | None, drawn: npt.NDArray[np.int6
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive numbers; 0 where one of them is 0."""
+    """The geometric mean of positive numbers; 0 if one of them is 0."""
     return math.exp(sum(map(math.log, values)) / len(values)) if min(values) > 0 else 0.0

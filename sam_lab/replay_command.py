@@ -29,7 +29,7 @@ ROW = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Score drafting rules on recorded answers: tokens a step that they would have gained."
+    parser.description = "Score drafting rules on recorded answers: tokens per step that they would have gained."
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a recording, see below")
     add("--context", nargs="+", choices=CONTEXTS, default=["request", "group"], help="default: request group")
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _try(options: dict[str, Any], sizes: list[tuple[int, bool]]) -> None:
-    """Draft once by each size; raises ValueError or OSError for options or a size that there are not."""
+    """Draft once with each size; raises ValueError or OSError for unknown options or sizes."""
     drafter = drafter_of(options)
     drafter.start(0, [1], None)
     for k, tree in sizes:
@@ -125,7 +125,7 @@ def _try(options: dict[str, Any], sizes: list[tuple[int, bool]]) -> None:
 
 
 class _Data:
-    """What is replayed of a recording: scopes by context; others: the tokens of the other folds' answers."""
+    """The replayed part of a recording: scopes by context. others: the tokens of the other folds' answers."""
 
     def __init__(self, path: Path, args: argparse.Namespace) -> None:
         self.path = path
@@ -154,7 +154,7 @@ def _options(result: dict[str, Any]) -> str:
 
 
 def _print_means(results: list[dict[str, Any]]) -> None:
-    """Geometric means of tokens a step over the recordings."""
+    """Geometric means of tokens per step over the recordings."""
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for result in results:
         together[result["context"], result["tree"], result["k"], _options(result)].append(result)

@@ -18,13 +18,12 @@ def finished(
 ) -> Iterator[tuple[Any, Future]]:
     """Call `call(*job)` for each job in new processes; yields each job and its future as it ends.
 
-    The processes end with the loop over the results, also where that is left early, and with this process, also where
-    that is killed.
+    The processes end when the loop over the results ends or is left early, and when this process ends or is killed.
     """
     fresh = multiprocessing.get_context("spawn")  # numba's threads do not survive a fork
     with concurrent.futures.ProcessPoolExecutor(processes, fresh, _end_with_parent) as pool:
         try:
-            # Ctrl-C reaches all processes of a terminal: this one alone answers it, the others inherit the mask.
+            # Ctrl-C reaches all processes of a terminal: only this one handles it, the others inherit the mask.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 futures = {pool.submit(call, *job): job for job in jobs}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of an English page. Rows with the same name in the first column show it once, in their first row."""
+    """A table of figures. Rows with the same name in the first column show it once, in their first row."""
 
     records: tuple[str, ...]
     """Records whose commands, dates and commits are shown above the table; none if a table above shows them."""
@@ -68,6 +68,8 @@ class Table:
     """For each column the row's key, or `key:format` for numbers, separated by |."""
     left: int = 1
     commands: bool = True
+    chinese: dict[str, str] = field(default_factory=dict)
+    """The words of the table in Chinese, replaced in this order."""
 
     def __call__(self, language: str = "en") -> str:
         columns = [cell.strip().partition(":") for cell in self.cells.split("|")]
@@ -78,6 +80,8 @@ class Table:
             above = name
             lines.append(line)
         text = table([head.strip() for head in self.heads.split("|")], lines, self.left)
+        for english, chinese in self.chinese.items() if language == "zh" else ():
+            text = text.replace(english, chinese)
         return f"{source(language, *self.records, commands=self.commands)}\n\n{text}" if self.records else text
 
 

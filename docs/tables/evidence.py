@@ -13,7 +13,7 @@ SETS = {
     "math": ("competition math", "竞赛数学"),
     "code": ("code", "代码"),
 }
-CLOCKS = {"h100": "H100", "h200": "H200", "article": "910C, costly verification"}
+CLOCKS = {"h100": ("H100",) * 2, "h200": ("H200",) * 2, "article": ("910C, costly verification", "910C，验证较贵")}
 AUTO, SHORT = "auto:15", "auto:3"
 PEERS = {"ngram", "suffix"}
 HEADLINE = ("h100", 128)
@@ -21,6 +21,14 @@ HEADLINE = ("h100", 128)
 HEADS = {
     "en": "answers | requests | over no speculation | over the best of vLLM's methods | worst batch, 16-256 requests",
     "zh": "回答 | 请求 | 与不启用投机解码之比 | 与 vLLM 自带最优方法之比 | 最差的一批，16-256 条请求",
+}
+GAIN_HEADS = {
+    "en": ("answers", "clock", "`auto`, {} at once", "over vLLM's best"),
+    "zh": ("回答", "时钟", "`auto`，同时 {} 条", "与 vLLM 最优方法之比"),
+}
+ARM_HEADS = {
+    "en": ["answers", "arm", "gain", "`auto` over it", "tokens per step"],
+    "zh": ["回答", "方式", "收益", "`auto` 与它之比", "每步 token 数"],
 }
 
 
@@ -70,16 +78,16 @@ def gains(language: str) -> str:
     numbers = output("evidence")["settings"]["running"]
     lines, above = [], None
     for of, titles in SETS.items():
-        for clock, name in CLOCKS.items():
-            line: list[Any] = ["" if of == above else titles[0], name]
+        for clock, names in CLOCKS.items():
+            line: list[Any] = ["" if of == above else titles[language == "zh"], names[language == "zh"]]
             for number in numbers:
                 rows = by_case[of, clock, number]
                 line += [interval(of_arm(rows, AUTO)["pooled"]), interval(best_peer(rows)["auto_over"])]
             lines.append(line)
             above = of
-    heads = ["answers", "clock"]
+    *heads, gain, lead = GAIN_HEADS[language]
     for number in numbers:
-        heads += [f"`auto`, {number} at once", "over vLLM's best"]
+        heads += [gain.format(number), lead]
     return f"{source(language, 'evidence')}\n\n{table(heads, lines, 2)}"
 
 
@@ -93,14 +101,14 @@ def arms(language: str) -> str:
             over = "" if row["arm"] == AUTO else interval(row["auto_over"])
             lines.append(
                 [
-                    titles[0] if first else "",
+                    titles[language == "zh"] if first else "",
                     f"`{row['arm']}`",
                     interval(row["pooled"]),
                     over,
                     f"{row['tokens_per_step']:.2f}",
                 ]
             )
-    return table(["answers", "arm", "gain", "`auto` over it", "tokens per step"], lines, 2)
+    return table(ARM_HEADS[language], lines, 2)
 
 
 TABLES = {"evidence": headline, "evidence-gains": gains, "evidence-arms": arms}

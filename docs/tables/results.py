@@ -129,14 +129,47 @@ def evaluation(language: str) -> str:
     return f"{source(language, 'evaluation', commands=False)}\n\n{table(head, zip(names, *columns, strict=True))}"
 
 
+CHINESE_HEADLINE = {
+    "engine steps": "引擎步数",
+    "tokens per step and request": "每请求每步 token 数",
+    "tokens per CPU second of the engine": "引擎每 CPU 秒的 token 数",
+    "rollout, ms per token": "Rollout，毫秒/token",
+    "training step, s": "训练步，秒",
+    "tail, ms per token (at most 8 requests running)": "长尾（运行中的请求不超过 8 条），毫秒/token",
+    "draft tokens accepted / verified": "接受 / 验证的草稿 token",
+    "SAM off": "不启用 SAM",
+    "SAM on": "启用 SAM",
+    "none shown": "未见",
+    "gain": "收益",
+    " to ": " 至 ",
+}
+CHINESE_REPLAY = {
+    "arm | rollout: batch 1": "方式 | Rollout：第 1 批",
+    "| 2 | 3 | tail: median | worst": "| 第 2 批 | 第 3 批 | 长尾：中位数 | 最差",
+    "tokens per step | accepted": "每步 token 数 | 接受率",
+}
+CHINESE_ARTICLE = {
+    "model, dies | per": "模型，die 数 | 范围",
+    "without SAM, s | with SAM, s | gain | gain, predicted (10 - 90 %)": (
+        "不启用 SAM，秒 | 启用 SAM，秒 | 收益 | 预测的收益（10 - 90 %）"
+    ),
+    "round of generation": "单轮生成",
+    "rollout of a training step": "一个训练步的 Rollout",
+    "training step": "训练步",
+    "a customer, 128": "某客户，128",
+    "B, ": "B，",
+}
 TABLES = {
-    "headline": Table(("demo",), headline, "| SAM off | SAM on | gain", "what | off | on | gain"),
+    "headline": Table(
+        ("demo",), headline, "| SAM off | SAM on | gain", "what | off | on | gain", chinese=CHINESE_HEADLINE
+    ),
     "engine-replay-h100": Table(
         ("engine-replay-h100",),
         replay_on_gpu,
         "arm | rollout: batch 1 | 2 | 3 | tail: median | worst | tokens per step | accepted",
         "arm | 1:.2f | 2:.2f | 3:.2f | tail_gain_median:.2f | tail_gain_worst:.2f | tokens_per_step:.2f | "
         "accepted_share:.0%",
+        chinese=CHINESE_REPLAY,
     ),
     "engine-replay-h200": replay_by_plugin,
     "article": Table(
@@ -145,6 +178,7 @@ TABLES = {
         "model, dies | per | without SAM, s | with SAM, s | gain | gain, predicted (10 - 90 %)",
         "of | what | off:,.0f | on:,.0f | gain:.2% | predicted",
         left=2,
+        chinese=CHINESE_ARTICLE,
     ),
     "evaluation": evaluation,
 }

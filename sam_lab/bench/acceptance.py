@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance: tokens a step on the shipped answers to test prompts, geometric means over the sets, and their quartiles.
+"""Acceptance: tokens per step on the shipped answers to test prompts, geometric means and quartiles over the sets.
 
-Private: nothing is known of other requests, or of other groups where there are groups. Shared: a pool, and a peer's
-cache, has seen all requests before. The caches of peers then hold ended answers to the same prompt in every context.
+Private: drafts come only from the request, or from its group if there are groups. Shared: the pool, or the peer's
+cache, holds all earlier requests. A peer's cache then has the finished answers to the same prompt in every context.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sam_lab.workers import finished
 SECTION = "acceptance"
 SETS = {path.name.partition(".")[0]: path for path in sorted((DATA / "evidence").glob("*.jsonl.gz"))}
 LIMIT = 200_000
-"""Most tokens of a set that are replayed."""
+"""Maximum replayed tokens per set."""
 FOLDS = 4
 MIN_PROBS = (0.0, 0.2, 0.4, 0.6, 0.8)
 EPOCHS = "rl"
@@ -39,7 +39,7 @@ CORPUS = ("request", "group")
 
 
 class Task(NamedTuple):
-    """One configuration; min_prob is None where the rule's default stands."""
+    """One configuration; min_prob None: the rule's default."""
 
     drafter: str
     context: str
@@ -66,7 +66,7 @@ def drawn(name: str, context: str, limit: int) -> list[Scope]:
 
 
 def run_task(name: str, task: Task, limit: int) -> dict[str, Any] | str:
-    """Figures of a task on one set, or the reason for none."""
+    """Figures of a task on one set, or the reason why there are none."""
     try:
         if task.folds:
             return over_folds(task, read(name), limit)
@@ -86,13 +86,13 @@ def drafter(task: Task, **options: Any) -> Any:
 
 
 def rivals(task: Task) -> list[Task]:
-    """The peers: where drafts are shared, those that share."""
+    """The peers; for shared drafts only those that share."""
     own = ("python", "ngram") if task.private and task.context == "request" and not task.tree else ()
     return [task._replace(drafter=name) for name in (*own, "arctic", "sglang")]
 
 
 def over_folds(task: Task, answers: list[Answer], limit: int) -> dict[str, Any]:
-    """Tokens a step over all folds, each with a corpus of the others if the task says so."""
+    """Tokens per step over all folds, each with a corpus of the others if the task says so."""
     total: dict[str, Any] = dict.fromkeys(("steps", "tokens", "proposed"), 0)
     for number in range(FOLDS):
         mine, others = split_fold(answers, (number, FOLDS))
@@ -107,7 +107,7 @@ def over_folds(task: Task, answers: list[Answer], limit: int) -> dict[str, Any]:
 
 
 class Acceptance:
-    """All figures: {task: {set: figures}}, measured by one process a processor."""
+    """All figures, {task: {set: figures}}, measured by one process per processor."""
 
     def __init__(self, targets: Targets, quick: bool, progress: Callable[[str], None]):
         self.targets, self.progress = targets, progress
@@ -135,7 +135,7 @@ class Acceptance:
             self.progress(f"acceptance: {number} of {len(jobs)} configurations")
 
     def tokens(self, task: Task) -> dict[str, float]:
-        """Tokens a step of a task by set; raises LabError where it failed."""
+        """Tokens per step of a task by set; raises LabError if it failed."""
         if task in self.errors:
             raise LabError(self.errors[task])
         if not self.figures[task]:
@@ -143,17 +143,17 @@ class Acceptance:
         return {name: f["tokens"] / f["steps"] for name, f in sorted(self.figures[task].items())}
 
     def figure(self, task: Task) -> Figure:
-        """Tokens a step: the geometric mean over the sets, and the quartiles of the sets."""
+        """Tokens per step: the geometric mean over the sets, and the quartiles of the sets."""
         by_set = [*self.tokens(task).values()]
         figure = Figure.of(by_set)
         return figure._replace(median=geometric_mean(by_set)) if len(by_set) > 1 else figure
 
     def rows(self) -> list[Bundle]:
-        """Bundles of rows, the function that fills them after `measure`, and the tasks that it needs."""
+        """Bundles of rows, each with the function that fills it after `measure` and the tasks that it needs."""
         bundles: list[Bundle] = []
 
         def add(what: str, task: Task, base: Task, *rivals: Task, worst: bool = False) -> None:
-            rows = [self.targets.row(SECTION, what, "tokens a step")]
+            rows = [self.targets.row(SECTION, what, "tokens per step")]
             if worst:
                 rows.append(self.targets.row(SECTION, f"{what}, worst set", "ratio"))
             fill = functools.partial(self.fill, task, base, rivals)
@@ -174,7 +174,7 @@ class Acceptance:
         return bundles
 
     def fill(self, task: Task, base: Task, rivals: Sequence[Task], rows: list[Row]) -> None:
-        """Figures of a task, its base and peers, and the worst set's ratio where a second row asks for it."""
+        """Fill in the figures of a task, its base and its peers, and in a second row the worst set's ratio."""
         rows[0].ours = self.figure(task)
         rows[0].peers[label(base, task)] = self.figure(base)
         for rival in rivals:
@@ -188,11 +188,11 @@ class Acceptance:
             worst.ours = Figure.of([ratio])
 
     def curve(self) -> list[tuple[float, float]]:
-        """(tokens a step, drafted tokens a step) of blend for each of MIN_PROBS: geometric means over the sets."""
+        """(tokens per step, drafted tokens per step) of blend for each of MIN_PROBS: geometric means over the sets."""
         return [self.means(task) for task in SWEEP]
 
     def means(self, task: Task) -> tuple[float, float]:
-        """Geometric means over the sets: tokens and drafted tokens a step; raises LabError as `tokens` does."""
+        """Geometric means over the sets: tokens and drafted tokens per step; raises LabError as `tokens` does."""
         tokens = geometric_mean([*self.tokens(task).values()])
         return tokens, geometric_mean([f["proposed"] / f["steps"] for f in self.figures[task].values()])
 
@@ -200,25 +200,25 @@ class Acceptance:
         tokens, drafted = self.means(NEWEST)
         rows[0].ours = Figure.of([drafted_for(self.curve(), tokens)])
         rows[0].peers["newest k=3"] = Figure.of([drafted])
-        rows[0].note = f"at {tokens:.3f} tokens a step"
+        rows[0].note = f"at {tokens:.3f} tokens per step"
 
 
 def label(base: Task, task: Task) -> str:
-    """What a base is called in the rows of a task."""
+    """The name of a base in the rows of a task."""
     if base.drafter != task.drafter:
         return f"{base.drafter} k={base.k}" if task.tree else base.drafter
     return "without"
 
 
 def drafted_for(curve: list[tuple[float, float]], tokens: float) -> float:
-    """Drafted tokens a step at which a curve of (tokens, drafted) has `tokens` a step, linear between its points.
+    """Drafted tokens per step at which a curve of (tokens, drafted) reaches `tokens` per step, by linear interpolation.
 
-    Raises LabError where the curve does not get there.
+    Raises LabError if the curve does not reach them.
     """
     points = sorted(curve)
     for (low, few), (high, many) in itertools.pairwise(points):
         if low <= tokens <= high:
             return few + (many - few) * (tokens - low) / (high - low) if high > low else min(few, many)
     raise LabError(
-        f"no min_prob gives {tokens:.3f} tokens a step: they go from {points[0][0]:.3f} to {points[-1][0]:.3f}"
+        f"no min_prob gives {tokens:.3f} tokens per step: they go from {points[0][0]:.3f} to {points[-1][0]:.3f}"
     )

@@ -25,7 +25,7 @@ from sam_core.files import write_json
 from sam_lab.bench.late import EarlyDrafter, LateDrafter
 from sam_lab.bench.peers.suffix_gpu import SuffixGpuDrafter
 from sam_lab.bench.rows import Figure, Row, as_json, machine, missed, table
-from sam_lab.bench.texts import SIBLINGS, Texts
+from sam_lab.bench.texts import SIBLINGS, RecordedTexts
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import DATA, Scope, make_scopes
 from sam_lab.replay import accept_chain, geometric_mean
@@ -107,19 +107,19 @@ class Replay:
 
 
 def accept(folder: Path, name: str, context: str, k: int, limit: int, peer: bool) -> dict[str, Any]:
-    """Tokens a step of the drafters on one set, of at least `limit` tokens of it.
+    """Tokens per step of the drafters on one set, of at least `limit` tokens of it.
 
     peer: also of SuffixGPU, and of the late drafter on the same PEER_LIMIT tokens.
     """
     torch.set_num_threads(1)
-    scopes = make_scopes(Texts(folder).answers(name), context, max_tokens=limit)
+    scopes = make_scopes(RecordedTexts(folder).answers(name), context, max_tokens=limit)
     longest = max(len(answer.prompt_ids) + len(answer.response_ids) for scope in scopes for answer, _ in scope)
     late = Replay(LateDrafter(k, NUM_TEXTS, longest), scopes, context, k)
     early, now = (Replay(drafter, scopes, context, k) for drafter in (EarlyDrafter(), SamDrafter()))
     assert late.tokens == early.tokens == now.tokens
     on_few = {}
     if peer:
-        few = make_scopes(Texts(folder).answers(name), context, max_tokens=min(limit, PEER_LIMIT))
+        few = make_scopes(RecordedTexts(folder).answers(name), context, max_tokens=min(limit, PEER_LIMIT))
         drafters: dict[str, SamDrafter | SuffixGpuDrafter] = {
             "late": LateDrafter(k, NUM_TEXTS, longest),
             "suffix_gpu": SuffixGpuDrafter(k, NUM_TEXTS, longest),
@@ -167,7 +167,7 @@ def acceptance(found: Sequence[dict[str, Any]]) -> list[Row]:
     return rows
 
 
-def cost(texts: Texts, batch: int, k: int, tokens: int, steps: int) -> list[Row]:
+def cost(texts: RecordedTexts, batch: int, k: int, tokens: int, steps: int) -> list[Row]:
     """Rows of the processor time of a step, of the host's part and the device's, and of the synchronous drafter.
 
     Args:
@@ -214,7 +214,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    progress, texts = Progress(), Texts(args.data)
+    progress, texts = Progress(), RecordedTexts(args.data)
     limit, tokens, steps = (2000, 64, 5) if args.quick else (LIMIT, 1024, 100)
     jobs = [
         (texts.folder, name, context, k, limit, not args.quick)

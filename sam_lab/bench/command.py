@@ -13,7 +13,7 @@ from sam_core.files import write_json
 import sam_core
 from sam_lab.bench import acceptance, cost, pressure
 from sam_lab.bench.rows import TARGETS, Row, Targets, as_json, machine, missed, table
-from sam_lab.bench.texts import Texts
+from sam_lab.bench.texts import RecordedTexts
 from sam_lab.cli import LabError
 from sam_lab.recordings import DATA
 
@@ -55,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise LabError(f"--out: {error}") from None
     progress = Progress()
-    texts = Texts(args.data)
+    texts = RecordedTexts(args.data)
     targets = Targets(args.targets)
-    costs = cost.Cost(texts, targets, args.quick, progress.show)
+    costs = cost.CostBench(texts, targets, args.quick, progress.show)
     accepted = acceptance.Acceptance(targets, args.quick, progress.show)
     groups, later = costs.rows(), accepted.rows()
     groups += pressure.rows(texts, targets, args.quick, progress.show)

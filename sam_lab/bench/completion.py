@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafts of `sam_core.kernels` by torch's operators: for the replay on a CPU, and as the tests' reference."""
+"""The drafts of `sam_core.kernels` in torch operators, for the replay on a CPU and as the tests' reference."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ FACTORS, PRIORITIES = torch.from_numpy(factors()), torch.from_numpy(priorities()
 class Drafts(NamedTuple):
     """Drafts of B requests.
 
-    tokens: int64 [B, k]; behind a draft's end stands its last token again.
+    tokens: int64 [B, k]; after a draft's end its last token is repeated.
     lengths: int64 [B], 1 .. k.
-    classes: int64 [B, k], FILLER behind the end.
-    probabilities: int64 [B, k], of tokens of the chain: times SCALE, that of each token behind the one before it.
+    classes: int64 [B, k], FILLER after the end.
+    probabilities: int64 [B, k], for tokens of the chain: the probability given the previous token, times SCALE.
     """
 
     tokens: torch.Tensor
@@ -52,16 +52,15 @@ def draft(
     num_sampled: torch.Tensor,
     k: int,
 ) -> Drafts:
-    """Draft behind the tokens that steps have sampled since the host looked.
+    """Draft after the tokens that were sampled since the host last looked.
 
     Args:
         memory: int32, that of an NgramTable of `num_slots`.
-        chains: int64 [B, W + k], what the host drafts behind the tokens that it knows, as `pack` returns it.
+        chains: int64 [B, W + k], the host's drafts after the tokens that it knows, as `pack` returns them.
         chain_lengths: int64 [B].
         tails: int64 [B, MAX_NGRAM], the last tokens that the host knows, oldest first.
         groups: int64 [B].
-        sampled: int64 [B, W], tokens that the host does not know, each row as many as num_sampled says; the others are
-            anything.
+        sampled: int64 [B, W], tokens that the host does not know: num_sampled in each row, then arbitrary values.
         num_sampled: int64 [B], 0 .. W.
     """
     width = sampled.shape[1]
@@ -94,16 +93,16 @@ def draft(
 def _look_up(
     memory: torch.Tensor, num_slots: int, of_groups: torch.Tensor, last: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Look up what followed.
+    """Look up the successors of the last tokens.
 
     Args:
         memory, num_slots: as for draft.
-        of_groups: int64 [B, 2, 2 * len(NGRAMS)], summands of the hashes: of the request's group, of all.
+        of_groups: int64 [B, 2, 2 * len(NGRAMS)], terms of the hashes for the request's group and for all texts.
         last: int64 [B, MAX_NGRAM], tokens, oldest first.
 
     Returns:
-        Tokens int64 [B, k]; how many of them there are, int64 [B, 1], 1 .. k; and the match, int64 [B, 1],
-        0 .. NUM_MATCHES - 1, or below 0 if there is none.
+        Tokens int64 [B, k]; their number, int64 [B, 1], 1 .. k; and the class of the match, int64 [B, 1],
+        0 .. NUM_MATCHES - 1, or negative without a match.
     """
     columns = torch.arange(k)
     sums = of_groups + (last.unsqueeze(2) * FACTORS[1:]).sum(1).unsqueeze(1)

@@ -27,7 +27,7 @@ from sam_lab.bench import peers
 from sam_lab.bench.ours import MEMORY, NOTHING, RULES, Engine, SamBatch, feed
 from sam_lab.bench.peers import sglang
 from sam_lab.bench.rows import Figure, Row, Sample, Targets, alternate
-from sam_lab.bench.texts import SIBLINGS, Texts, periodic
+from sam_lab.bench.texts import SIBLINGS, RecordedTexts, periodic
 from sam_lab.cli import LabError
 from sam_lab.recordings import temporary_corpus
 
@@ -52,24 +52,24 @@ clock = time.process_time
 
 
 def seconds(call: Callable, *args: Any) -> float:
-    """Of one call."""
+    """Processor time of one call, in seconds."""
     start = clock()
     call(*args)
     return clock() - start
 
 
 def microseconds(call: Callable[[], Any], count: int) -> float:
-    """A call, on average of `count` calls."""
+    """Microseconds per call, the mean of `count` calls."""
     start = clock()
     for _ in range(count):
         call()
     return 1e6 * (clock() - start) / count
 
 
-class Cost:
+class CostBench:
     """The measurements of time and memory; `quick` makes all of them small."""
 
-    def __init__(self, texts: Texts, targets: Targets, quick: bool, progress: Callable[[str], None]):
+    def __init__(self, texts: RecordedTexts, targets: Targets, quick: bool, progress: Callable[[str], None]):
         self.rounds = 2 if quick else 7
         self.sizes = (256, 1024) if quick else (1024, 4096, 32_768)
         self.steps = 20 if quick else 100
@@ -106,20 +106,23 @@ class Cost:
             proposers.append((of_switches, partial(self.proposers, count)))
         proposers.append(([row("propose for 512 requests, auto: deciding", "us")], partial(self.deciding, 512)))
         pauses = [row(f"append, {what}", "us") for what in ("p99", "longest pause")]
-        corpus = [("size", "bytes a token"), ("build", "tokens a second"), ("look-up (append and draft k=1)", "us")]
+        corpus = [("size", "bytes per token"), ("build", "tokens per second"), ("look-up (append and draft k=1)", "us")]
         return [
             ([row("append", "us")], self.append_calls),
             (pauses, self.append_pauses),
             ([row("append to a large group, longest pause", "ms")], self.large_pauses),
             ([row("step with a large history, 64 rows, p99.9", "ms")], self.history_steps),
-            ([row("append in batches", "us a token")], partial(self.append_parts, "newest", 512)),
-            ([row("append in batches, with group", "us a token")], partial(self.append_parts, "blend with group", 64)),
+            ([row("append in batches", "us per token")], partial(self.append_parts, "newest", 512)),
+            (
+                [row("append in batches, with group", "us per token")],
+                partial(self.append_parts, "blend with group", 64),
+            ),
             ([*drafts, row("tree n=16, blend with group", "us")], self.drafts),
             *steps,
             *proposers,
             ([row("bulk build of 4096 tokens", "ms")], self.bulk),
-            ([row("memory, request", "bytes a token")], self.memory_request),
-            ([row("memory, request and group with counts", "bytes a token")], self.memory_group),
+            ([row("memory, request", "bytes per token")], self.memory_request),
+            ([row("memory, request and group with counts", "bytes per token")], self.memory_group),
             ([row(f"corpus, {what}", unit) for what, unit in corpus], self.corpus),
         ]
 
@@ -244,7 +247,7 @@ class Cost:
         row.note += f"{self.num_history_steps} steps, in the middle one answer is removed"
 
     def append_parts(self, rule: str, max_tokens: int, rows: list[Row]) -> None:
-        """Appending to a batch in parts of at most `max_tokens` tokens a row."""
+        """Appending to a batch in parts of at most `max_tokens` tokens per row."""
         (row,) = rows
         part, groups = min(max_tokens, self.warm), "group" in RULES[rule]["sources"]
 
@@ -271,7 +274,7 @@ class Cost:
         if self.available(rows, "arctic", peers.arctic):
             samples["arctic"] = arctic
         _fill(row, alternate(samples, self.rounds))
-        row.note = f"{BATCH} rows, {part} tokens a row and call" + (f", in groups of {SIBLINGS}" if groups else "")
+        row.note = f"{BATCH} rows, {part} tokens per row and call" + (f", in groups of {SIBLINGS}" if groups else "")
 
     # ---- drafting
 
@@ -339,10 +342,10 @@ class Cost:
         others = {name: figures[name] for name in peers.BATCHES if name in figures}
         for row, rule in zip(rows, STEP_RULES, strict=True):
             _fill(row, {"ours": figures[rule], **others})
-            row.note = f"after {size} tokens a row"
+            row.note = f"after {size} tokens per row"
 
     def _of_proposers(self, count: int) -> tuple[np.ndarray, str]:
-        """A table wide enough for an Engine that drafts 3 tokens a step, and a remark on it."""
+        """A table wide enough for an Engine that drafts 3 tokens per step, and a remark on it."""
         return self.texts.ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
 
     def proposers(self, count: int, rows: list[Row]) -> None:
@@ -374,8 +377,8 @@ class Cost:
             drafted, seconds = engine.drafted - before[name][0], engine.pool.seconds - before[name][1]
             row.note = (
                 f"the pool's part: {1e6 * seconds / steps:.0f} us on average; "
-                f"{drafted / steps / count:.2f} draft tokens a request and step; "
-                f"from {self.running} tokens a request on; {remark}"
+                f"{drafted / steps / count:.2f} draft tokens per request and step; "
+                f"from {self.running} tokens per request on; {remark}"
             )
         for name, row in waiting.items():
             passed = np.reshape(engines[name].waited[-steps:], (self.rounds, self.steps))
@@ -407,7 +410,7 @@ class Cost:
         before = engine.drafted
         rows[0].ours = alternate({"auto": sample}, self.rounds)["auto"]
         drafted = (engine.drafted - before) / self.rounds / self.steps / count
-        rows[0].note = f"{drafted:.2f} draft tokens a request and step; {remark}"
+        rows[0].note = f"{drafted:.2f} draft tokens per request and step; {remark}"
 
     # ---- building, memory, corpus
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drafters of engines that schedule asynchronously, as drafters for the replay.
 
-Early: tokens are indexed after the drafts that follow them. Late: the host is one step late, the device completes its
-drafts.
+Early: drafts are made before the tokens of the latest step are indexed. Late: the host is one step late, and the device
+completes its drafts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VOCABULARY = 1 << 18
 
 
 class EarlyDrafter(SamDrafter):
-    """A SamDrafter whose drafts come before the tokens that they follow are indexed (see `Pool.step`, index_later)."""
+    """A SamDrafter that drafts before it indexes the latest tokens (see `Pool.step`, index_later)."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -46,9 +46,9 @@ class EarlyDrafter(SamDrafter):
 class _Request:
     """A request of LateDrafter.
 
-    text, group: its row in the table, and the number of its group. tokens: its text of `length` tokens, of which
-    `prompt` are its prompt. The host knows the first `known` of them, and has put the first `fed` into the table and
-    the pool.
+    text, group: its row in the table, and the number of its group.
+    tokens: its text of `length` tokens; the first `prompt` are the prompt. The host knows the first `known` of them and
+        has fed the first `fed` to the table and the pool.
     """
 
     def __init__(self, text: int, group: int, tokens: npt.NDArray[np.int32], length: int) -> None:
@@ -58,21 +58,21 @@ class _Request:
 
     @property
     def pending(self) -> npt.NDArray[np.int32]:
-        """Tokens of the latest step, which the host does not know."""
+        """The tokens of the latest step, which the host does not know."""
         return self.tokens[self.known : self.length]
 
 
 class LateDrafter(SamDrafter):
     """Chains of `sam_core.device_drafts` for the replay, one step late; `options` are the pool's.
 
-    A step's tokens reach the pool and the table when the next step drafts; until then only the device knows them. So a
-    request that has ended is closed a step late, too.
+    A step's tokens reach the pool and the table when the next step drafts; until then only the device knows them. So
+    requests are closed one step late, too.
 
     Args:
         k: maximum tokens of a draft.
-        num_texts: rows; more requests than these must not be open.
-        max_length: tokens of a prompt and its answer.
-        num_slots: of the table, a power of two.
+        num_texts: rows of the table: the maximum number of open requests.
+        max_length: maximum tokens of a prompt and its answer.
+        num_slots: slots of the table, a power of two.
 
     Attributes:
         host_s, device_s: processor time of each step's host part (pool, table) and device part (changes of the table,
@@ -127,7 +127,7 @@ class LateDrafter(SamDrafter):
         self._ended.append(request)
 
     def settle(self) -> None:
-        """Close all requests that have ended, as if steps had passed."""
+        """Close all requests that have ended, without waiting for a step."""
         while self._ended:
             self._upload(self._host([])[2])
             self._close()
@@ -137,7 +137,7 @@ class LateDrafter(SamDrafter):
         self._dropped.add(group)
 
     def _host(self, requests: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], Any]:
-        """Feed what the host knows, draft chains for B requests.
+        """Feed what the host knows, and draft chains for B requests.
 
         Returns chains int64 [B, 2k + 1], as `pack` returns them, lengths [B], changes of the table.
         """
@@ -186,7 +186,7 @@ class LateDrafter(SamDrafter):
         self.memory[cells] = values
 
     def _close(self) -> None:
-        """Close the requests that have ended and of which the host has fed all; the others are known a step later."""
+        """Close the requests that have ended and are completely fed; the others follow one step later."""
         done = [number for number in self._ended if self.requests[number].fed == self.requests[number].length]
         self._ended = [number for number in self._ended if number not in done]
         for number in self._ended:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sam_core for the timings: as a batch of rows, called from Python with preallocated buffers; as an engine calls it."""
+"""sam_core for the timings: called for a batch of rows with preallocated buffers, and as an engine calls it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def feed(pool: sam_core.Pool, slots: np.ndarray, num_tokens: int) -> None:
-    """Let the indexes of slots take in all their tokens, as the next steps of an engine would."""
+    """Index all tokens of these slots, as the next steps of an engine would."""
     rows = len(slots)
     none, out, lengths = np.zeros(rows, np.int32), np.empty((rows, 1), np.int32), np.empty(rows, np.int32)
-    for _ in range(6 * num_tokens // 2048 + 1):  # a token is at most 6 of 2,048 units of work a step
+    for _ in range(6 * num_tokens // 2048 + 1):  # a step does 2,048 units of work, and a token takes at most 6
         pool.step(slots, NOTHING, none, 1, out, lengths)
 
 
 class SamBatch:
-    """Rows of one pool, SIBLINGS of them a group where the sources have groups."""
+    """Rows of one pool; with source `group`, each SIBLINGS rows form a group."""
 
     def __init__(self, table: np.ndarray, size: int, sources: Sequence[Source], **options):
         rows = len(table)
@@ -68,7 +68,7 @@ class SamBatch:
 
 
 class ClockedPool:
-    """A pool whose steps are timed: seconds of the processor."""
+    """A pool whose steps are timed, in seconds of processor time."""
 
     def __init__(self, pool: sam_core.Pool):
         self.pool, self.seconds = pool, 0.0
@@ -97,9 +97,10 @@ class ClockedPool:
 
 
 class Engine:
-    """An engine whose model says what stands in a table: calls the proposer as one does, SIBLINGS requests a group.
+    """Calls the proposer as an engine does whose model samples the tokens of a table. Each SIBLINGS requests form a
+    group.
 
-    A step takes 20 ms and 0.02 ms for each token computed, by a clock of its own that switch auto reads.
+    By its own clock, which switch auto reads, a step takes 20 ms and 0.02 ms per computed token.
     """
 
     def __init__(self, table: np.ndarray, size: int, k: int, **options: Any):
@@ -124,8 +125,8 @@ class Engine:
         feed(self.pool, np.arange(rows, dtype=np.int32), int(self.lengths.sum()))
 
     def propose(self, num_tokens: int) -> float:
-        """Seconds of the processor that one call takes, all threads together, with the indexing that it leaves to the
-        time in which the engine waits for the device; `waited` gets the seconds until the drafts are there."""
+        """Processor time of one call in all threads, including the indexing that an engine does while it waits for the
+        device. The seconds until the drafts are there are appended to `waited`."""
         begin, start = time.perf_counter(), time.process_time()
         drafts = self.proposer.propose(
             self.req_ids, self.table, self.lengths, self.prompts, self.sampled, num_tokens, index_later=True
@@ -137,7 +138,7 @@ class Engine:
         return taken
 
     def step(self) -> float:
-        """Verify the drafts, then propose: seconds of the processor that the latter takes."""
+        """Verify the drafts, then propose; returns the processor time of `propose`."""
         self.drafted += (drafted := int((self.drafts >= 0).sum()))
         num_tokens = len(self.table) + drafted
         self.now += 0.02 + 2e-5 * num_tokens

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acceptance within a budget of memory: ours, that of private requests, and that of plans that know the answers.
 
-A rollout is replayed: RUNNING requests at a time, in several orders of arrival, in a pool of a multiple of the memory
-that private requests take. The plans choose with hindsight which prompts share an index and which are
-private, by what each prompt's index gave a byte in the replay without a limit, and which sources are kept; the best of
-them stands for what any policy could reach offline.
+A rollout is replayed with RUNNING requests at a time, in several orders of arrival. The pool's memory is a multiple of
+what private requests need. The plans choose with hindsight which prompts share an index and which are private, by the
+accepted tokens per byte of each prompt's index in a replay without a limit, and which sources are kept. The best plan
+stands for what any policy could reach offline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 import sam_core
 from sam_lab.bench.rows import Figure, Row, Targets
-from sam_lab.bench.texts import Texts
+from sam_lab.bench.texts import RecordedTexts
 from sam_lab.replay import accept_chain
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ GROUPS, ANSWERS, TOKENS = 24, 8, 800
 """Maximum groups of a set, answers of a group and tokens of an answer."""
 SECTION = "within a budget of memory"
 SHARES = (0.25, 0.5, 1.0)
-"""Shares of the prompts that share an index in a plan."""
+"""Share of the prompts that have a shared index in each plan."""
 ALL: tuple[Source, ...] = ("request", "group", "history", "common")
 PRIVATE: tuple[Source, ...] = ("request", "common")
 
@@ -46,7 +46,7 @@ class Request(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Tokens a step; maximum bytes beyond those of an empty pool; accepted tokens by prompt."""
+    """Tokens per step; maximum bytes beyond those of an empty pool; accepted tokens by prompt."""
 
     tokens_per_step: float
     peak: int
@@ -59,20 +59,20 @@ def together(groups: Sequence[list[Request]], rng: random.Random) -> list[Reques
 
 
 def in_turns(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
-    """Every prompt comes once in each epoch."""
+    """Each epoch has every prompt once."""
     longest = max(map(len, groups))
     return [group[at] for at in range(longest) for group in groups if at < len(group)]
 
 
 def mixed(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
-    """In any order."""
+    """Requests in random order."""
     requests = together(groups, rng)
     rng.shuffle(requests)
     return requests
 
 
 def skewed(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
-    """A few prompts come often, among others that come once."""
+    """A few prompts are repeated often, among others that come once."""
     hot = max(1, len(groups) // 8)
     often = [request for group in groups[:hot] for request in group]
     once = [group[0] for group in groups[hot:]]
@@ -141,7 +141,7 @@ def plans(requests: Sequence[Request], free: Result, private: Result, memory_byt
 
 
 def compare(groups: Sequence[list[Request]], order: str, budget: float, seed: int = 0) -> dict[str, float]:
-    """Tokens a step without a limit, of ours, private requests and the best plan within a budget (see BUDGETS)."""
+    """Tokens per step without a limit, of ours, private requests and the best plan within a budget (see BUDGETS)."""
     requests = ORDERS[order](groups, random.Random(seed))
     unlimited = 8 << 30
     free = replay(requests, unlimited, lambda prompt: True)
@@ -158,7 +158,7 @@ def compare(groups: Sequence[list[Request]], order: str, budget: float, seed: in
     }
 
 
-def groups_of(texts: Texts, name: str) -> list[list[Request]]:
+def groups_of(texts: RecordedTexts, name: str) -> list[list[Request]]:
     """Answers of a set by prompt, where there are several."""
     groups: dict[str, list[Request]] = defaultdict(list)
     for answer in texts.answers(name):
@@ -169,7 +169,7 @@ def groups_of(texts: Texts, name: str) -> list[list[Request]]:
 
 
 def rows(
-    texts: Texts, targets: Targets, quick: bool, progress: Callable[[str], None]
+    texts: RecordedTexts, targets: Targets, quick: bool, progress: Callable[[str], None]
 ) -> list[tuple[list[Row], Callable[[list[Row]], None]]]:
     """The rows of the benchmark and the function that measures them."""
 
@@ -188,4 +188,4 @@ def rows(
             row.note = f"minimum over {len(values)} sets, orders and budgets; median {statistics.median(values):.3f}"
 
     whats = ("within a budget, of the best plan", "within a budget, of private requests")
-    return [([targets.row(SECTION, what, "of its tokens a step") for what in whats], measure)]
+    return [([targets.row(SECTION, what, "of its tokens per step") for what in whats], measure)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of the table: what is measured, its target, and the verdict."""
+"""Rows of the benchmark's table: figure, target and verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOUND = re.compile(r"(?:(<=|>=) (\d+(?:\.\d+)?)(?: x (.+))?)?")
 
 
 class Figure(NamedTuple):
-    """A median and the quartiles around it; all the same where something was measured once."""
+    """A median and its quartiles; all are equal if there is a single value."""
 
     median: float
     low: float
@@ -39,11 +39,10 @@ class Figure(NamedTuple):
 
 @dataclasses.dataclass
 class Row:
-    """One bundle of lines of the table: our figure, and those of the peers in the same run.
+    """One row of the table: our figure, and those of the peers in the same run.
 
-    The target is a bound of our median or, where `of` names a peer, of our median divided by that peer's; None where
-    there is none and the figure is recorded alone. `ours` is None until it is measured, and stays so where that failed:
-    `error` says why.
+    The target bounds our median or, if `of` names a peer, our median divided by the peer's; None: there is no target.
+    `ours` is None until it is measured, and stays None if that failed; `error` then says why.
     """
 
     section: str
@@ -60,7 +59,7 @@ class Row:
 
     @property
     def value(self) -> float | None:
-        """The value that is compared with the bound; None where it was not measured."""
+        """The value that is compared with the bound; None if it was not measured."""
         if self.ours is None:
             return None
         if not self.of:
@@ -70,7 +69,7 @@ class Row:
 
     @property
     def met(self) -> bool:
-        """Whether the target, if there is one, is met; False where nothing was measured."""
+        """Whether the target, if any, is met; False if nothing was measured."""
         if self.value is None or self.bound is None:
             return self.value is not None
         return self.value <= self.bound if self.better == "<=" else self.value >= self.bound
@@ -87,10 +86,10 @@ class Row:
 
 
 class Targets:
-    """The file of targets: a table for each reason, with the bounds of its rows, as "<= 0.15 x python"; "" is none.
+    """The file of targets: one table per reason, with a bound for each row, such as "<= 0.15 x python"; "": no bound.
 
     Attributes:
-        entries: better, bound, of and reason of each row, without those that it does not have.
+        entries: better, bound, of and reason of each row; absent parts are left out.
     """
 
     def __init__(self, path: Path):
@@ -112,7 +111,7 @@ class Targets:
                 self.entries[what] = {"reason": reason} | self._bound(what, text)
 
     def _bound(self, what: str, text: Any) -> dict[str, Any]:
-        """Of "<= 0.15 x python" better, bound and of."""
+        """The parts `better`, `bound` and `of` of a text such as "<= 0.15 x python"."""
         parts = BOUND.fullmatch(text) if isinstance(text, str) else None
         if not parts:
             raise LabError(
@@ -126,14 +125,14 @@ class Targets:
         return {"better": better, "bound": number} | ({"of": of} if of else {})
 
     def row(self, section: str, what: str, unit: str) -> Row:
-        """The row of that name with its target; raises LabError where there is none."""
+        """The row with this name and its target; raises LabError if the file has none for it."""
         if what not in self.entries:
             raise LabError(f"{self.path} has no target for {what!r}: add one, with its reason.")
         self.used.add(what)
         return Row(section, what, unit, **self.entries[what])
 
     def check(self) -> None:
-        """Raises LabError where the file has a target of no row."""
+        """Raise LabError if the file has a target for a row that does not exist."""
         if unknown := [*self.entries.keys() - self.used]:
             raise LabError(f"{self.path} has a target for {min(unknown)!r}, which no row is called: take it out.")
 
@@ -142,7 +141,7 @@ Sample = Callable[[], float]
 
 
 def alternate(samples: Mapping[str, Sample], rounds: int) -> dict[str, Figure]:
-    """The figure of each contestant's samples; every round runs all of them, in turned order."""
+    """The figure of each contestant; every round runs all of them, in an order that rotates."""
     names = list(samples)
     taken: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
@@ -162,7 +161,7 @@ def figure(value: float | None) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """The table as text: a line for each row, below it one for each peer, with the ratio of its figure to ours."""
+    """The table as text: a line per row, and below it a line per peer with the ratio of its figure to ours."""
     lines = []
     section = None
     width = max(len(f"{row.what}, {row.unit}") for row in rows)
@@ -187,7 +186,7 @@ def table(rows: list[Row]) -> str:
 
 
 def missed(rows: list[Row]) -> str:
-    """The targets that were not reached, one a line, with the reason of the bound."""
+    """The missed targets, one per line, with the reason of the bound."""
     lines = []
     for row in rows:
         if not row.met:
@@ -197,7 +196,7 @@ def missed(rows: list[Row]) -> str:
 
 
 def as_json(row: Row) -> dict[str, Any]:
-    """The row with its figures as {median, low, high}, what was held against the bound, ratios and the verdict."""
+    """The row for JSON: figures as {median, low, high}, the value compared with the bound, ratios and verdict."""
     figures: dict[str, Any] = dict(row.peers)
     ratios, ours = {}, row.ours and row.ours._asdict()
     for name, peer in row.peers.items():
@@ -210,7 +209,7 @@ def as_json(row: Row) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Machine and versions on which the figures depend."""
     with open("/proc/cpuinfo") as file:
         models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return {

@@ -16,7 +16,7 @@ SIBLINGS = 4
 """Rows of one group in the timings."""
 
 
-class Texts:
+class RecordedTexts:
     """The recordings of a folder, NAME.jsonl.gz or NAME.jsonl.zst; small: those of the repository."""
 
     def __init__(self, folder: Path = DATA):

@@ -274,8 +274,8 @@ def shape_of(args: argparse.Namespace) -> Shape:
 
 
 def cache_bytes(args: argparse.Namespace, batches: list[Any]) -> int:
-    """Of an engine's cache on a device, which several engines share: room for the largest texts of a batch that run at
-    once, in blocks of up to 128, of which vLLM keeps one."""
+    """Bytes of an engine's cache, as several engines share a device: the largest texts of a batch that run at once, in
+    blocks of up to 128 tokens, and one block that vLLM keeps."""
     token = shape_of(args).kv_bytes(1) * (2 if args.dtype == "float32" else 1)
     lengths = (sorted(len(p) + len(a) + args.k + 128 for p, a in batch) for batch in batches)
     return (max(sum(of_batch[-args.max_seqs :]) for of_batch in lengths) + 128) * token

@@ -16,11 +16,11 @@ from sam_lab.cli import LabError
 from sam_lab.engine_replay.forced import Forced
 
 RESERVED, RESERVED_OF_ENGINE = 8 << 30, 1 << 30
-"""Bytes of a GPU that are left for activations and logits, which engines share, and for the graphs of each."""
+"""Bytes of a GPU left free for activations and logits, which engines share, and for the graphs of each engine."""
 
 
 def fitting(needed: int, engines: int, weights: int) -> int:
-    """Of each engine's cache: as much as is needed, or so much that all fit on the GPU with their common weights."""
+    """Bytes of each engine's cache: `needed`, or less if the engines and their common weights do not fit on the GPU."""
     if not current_platform.is_cuda():
         return needed
     most = (torch.cuda.mem_get_info()[0] - weights - RESERVED) // engines - RESERVED_OF_ENGINE

@@ -82,7 +82,7 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
 def _gains(
     runs_of_arm: list[dict[str, Any]], plain: dict[int, dict[str, Any]], counts: Callable[[dict[str, Any]], bool]
 ) -> list[float]:
-    """Time of the steps that count, plain against this arm, of each batch that has any."""
+    """For each batch with steps that count, the time of plain decoding over that of this arm in these steps."""
     gains = []
     for run in runs_of_arm:
         ours, theirs = ([s for s in r["steps"] if counts(s)] for r in (run, plain[run["batch"]]))
@@ -96,12 +96,12 @@ def _time(steps: list[dict[str, Any]]) -> float:
 
 
 def _share(name: str, steps: list[dict[str, Any]]) -> float | None:
-    """Of the time of these steps; None: the second runner's do not have it."""
+    """The share of these steps' time spent in `name`; None if they lack it, as the second runner's do."""
     return sum(s[name] for s in steps) / _time(steps) if steps and name in steps[0] else None
 
 
 def _typical(steps: list[dict[str, Any]]) -> dict[str, float]:
-    """Number of steps, median milliseconds, mean rows, mean tokens of a request that gained any."""
+    """Number of steps, median milliseconds, mean rows, and mean tokens per request that got any."""
     return {
         "steps": len(steps),
         "ms": 1000 * statistics.median(s["s"] for s in steps),
@@ -132,7 +132,7 @@ def _print(result: dict[str, Any], base: str) -> None:
     for arm, v in result["arms"].items():
         gains = (v["gain_by_running"][name] for name in names)
         print(f"{arm:12}" + "".join(f"{gain:8.3f}" if gain else f"{'-':>8}" for gain in gains))
-    print("\nms of a step that reads no prompt: median (mean rows; tokens a request), by requests running")
+    print("\nms of a step that reads no prompt: median (mean rows; tokens per request), by requests running")
     print(" " * 8 + "".join(f"{arm:>22}" for arm in result["arms"]))
     for name in STEP_BINS:
         typical = [v["steps_by_running"].get(name) for v in result["arms"].values()]
@@ -168,6 +168,6 @@ def _draw(runs: list[dict[str, Any]], result: dict[str, Any], base: str, tail: i
         right.bar([x + i * width for x in range(len(names))], gains, width, label=arm, color=colours[arm])
     right.axhline(1, color="#555555", linewidth=1)
     right.set_xticks([x + width * (len(arms) - 2) / 2 for x in range(len(names))], names)
-    right.set(xlabel="requests running", ylabel=f"tokens a second against {base}", title="All batches")
+    right.set(xlabel="requests running", ylabel=f"tokens per second against {base}", title="All batches")
     right.legend()
     figures.save(figure, out / "engine-replay.png")

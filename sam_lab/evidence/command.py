@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab evidence`: every way to speculate, on shipped answers, by the clocks of several devices."""
+"""`python -m sam_lab evidence`: compare all ways to speculate on shipped answers, by the clocks of several devices."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ BOTH = ("model+auto:15", "auto:15")
 RUNNING = (16, 128, 256)
 PICTURED = 128
 EPILOG = """\
-Recorded answers are rolled out again by each arm. A greedy answer is known, so which drafts are accepted is exact and
-needs no model; what a step takes comes from a world. Three times as many answers as run at once are requested together,
-as a replica gets them from verl, or all that the set has.
+Each arm rolls out the recorded answers again. A greedy answer is known, so which drafts are accepted is exact and needs
+no model; the time of a step comes from a world. A batch requests three times the number of answers that run at once, as
+verl sends them to a replica, or all that the set has.
 
 arms:
   plain              no speculation
@@ -49,8 +49,8 @@ arms:
   batch              sam_core's default rule and sources
   auto:K             sam's switch auto, which knows nothing at its first step and keeps learning from batch to batch
   saved              the same with what it learned on the dev prompts, and answers of an earlier epoch (RL answers only)
-Of ngram, suffix and batch, parameters and K are chosen for each world, set and number of requests on dev prompts; all
-figures are of test prompts.
+The parameters and K of ngram, suffix and batch are chosen on dev prompts for each world, set and number of requests.
+All figures are of test prompts.
 
 worlds:
   h100               fitted to steps on one H100: Qwen3-8B
@@ -60,8 +60,8 @@ worlds:
   910c-eager         roofline: Qwen3-32B on 4 dies; the host launches each operator: a bound, drafts are nearly free
   910c-graph         roofline: the same in graphs, for which `auto` pads drafts to k tokens
 
-Drafting itself costs nothing, but on the H100. Intervals are of 95 %, by bootstrap over tasks: of reasoning-gym's 22
-for RL answers, else over prompts; a step's time is shared by the requests in it.
+Except on the H100, drafting itself takes no time. Intervals of 95 % are by bootstrap over tasks: reasoning-gym's 22 for
+RL answers, else prompts; a step's time is shared equally by its requests.
 
 Finished rollouts are kept in OUT/jobs: --resume continues an interrupted run, or adds sets and worlds.
 """
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=list(RUNNING),
         metavar="N",
-        help="requests at once, as max_num_seqs; default: 16 128 256",
+        help="concurrent requests, as max_num_seqs; default: 16 128 256",
     )
     add("--batches", type=positive, metavar="N", help="at most so many of a set; default: all")
     add("--tokens", type=positive, default=8192, metavar="N", help="of an answer at most (%(default)s)")
@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--picture",
         type=Path,
         metavar="OUT",
-        help="draw tokens a second by requests running here; default: OUT/evidence.png",
+        help="draw tokens per second by requests running here; default: OUT/evidence.png",
     )
     add("--resume", action="store_true", help="keep the rollouts that OUT has from the same settings")
 
@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(out: Path, settings: Settings, resume: bool) -> None:
-    """A folder of these settings: emptied, or with the rollouts that it has. LabError where they are of others."""
+    """Prepare a folder for these settings, empty or with its rollouts. Raises LabError if it is of other settings."""
     files = [*sorted(data.FOLDER.glob("*.jsonl.gz")), *MEASURED.values(), STEPS]
     wanted = settings._asdict() | {"sam_core": sam_core.__version__, "data": [digest(path) for path in files]}
     written = out / "settings.json"
@@ -174,7 +174,7 @@ Chosen = dict[tuple[str, str, int], dict[str, str]]
 def _roll_out(
     args: argparse.Namespace, settings: Settings, clocks: list[World], methods: list[str]
 ) -> tuple[Done, Chosen]:
-    """All rollouts, and the arms that were chosen."""
+    """All rollouts, and the chosen arms."""
     progress = Progress()
     done: Done = {}
 
@@ -255,7 +255,7 @@ def _result(
 
 
 def _described(of: str, running: int, settings: Settings) -> dict[str, Any]:
-    """Size of a set's test part, and each task's share of its tokens, the largest first."""
+    """Size of a set's test part, and the share of each task in its tokens, largest first."""
     answers = [answer for batch in batches_of(of, "test", running, settings) for answer in batch.answers]
     tokens: Counter[str] = Counter()
     for answer in answers:

@@ -15,7 +15,7 @@ from sam_lab.recordings import DATA, Answer, read_answers, split
 
 FOLDER = DATA / "evidence"
 WAVES = 3
-"""Requests of a batch, as a multiple of those that run at once. All are requested at its beginning, as verl does."""
+"""Requests of a batch, as a multiple of the concurrent ones. All are requested at its beginning, as verl does."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Set:
     """A kind of answers.
 
     Attributes:
-        title: for tables.
-        groups: of a prompt, from which its answers are taken.
-        answers: of a group.
+        title: name in tables.
+        groups: number of groups per prompt whose answers are used.
+        answers: number of answers per group.
         earlier: whether a prompt's first group is an earlier epoch, which only the arm `saved` sees.
     """
 
@@ -63,12 +63,12 @@ class Batch:
 def batches(
     of: Set, part: str, tokens: int, running: int, limit: int | None = None, folder: Path = FOLDER
 ) -> list[Batch]:
-    """All `dev` or `test` prompts of a set, in an order that hashes fix, parted into batches of equal size.
+    """All `dev` or `test` prompts of a set, in the order of their hashes, split into batches of equal size.
 
     Args:
-        tokens: answers are cut there.
-        running: requests that run at once; a batch has WAVES times as many, or the set has one batch.
-        limit: of the batches; default: all.
+        tokens: maximum tokens of an answer; longer ones are cut.
+        running: concurrent requests. A batch has WAVES times this number, or all that the set has.
+        limit: maximum number of batches; default: all.
 
     Raises LabError if there is no prompt.
     """
@@ -93,15 +93,15 @@ def batches(
 
 
 def task(answer: Answer) -> str:
-    """What a prompt asks for: prompts of reasoning-gym, rg/TASK/ID, are of 22 tasks, every other one is its own."""
+    """The task of a prompt: TASK for reasoning-gym's rg/TASK/ID, of which there are 22, else the prompt itself."""
     source, _, name = answer.prompt_id.partition("/")
     return name.partition("/")[0] if source == "rg" else answer.prompt_id
 
 
 def _shortened(answer: Answer, of: Set, tokens: int) -> Answer:
-    """The answer up to `tokens`.
+    """The answer, cut after `tokens`.
 
-    Answers to a prompt share drafts, those of several models with their own model's only.
+    Answers to a prompt share drafts, but only those of the same model.
     """
     group = answer.group if of.groups > 1 else answer.prompt_id
     return Answer(answer.prompt_ids, answer.response_ids[:tokens], answer.prompt_id, group, answer.epoch)

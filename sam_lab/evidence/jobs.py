@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts of all batches of a set by one arm, in processes of their own; finished ones are kept in files."""
+"""Rollouts of all batches of a set by one arm, each in its own process; finished ones are kept in files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sam_lab.evidence.worlds import World, worlds
 from sam_lab.workers import finished
 
 NOISE = 0.03
-"""Standard deviation of the logarithm of a step's time as `auto` measures it. What a step counts is without noise."""
+"""Noise of the step times that `auto` measures: standard deviation of the logarithm. Reported times have no noise."""
 PLAIN = "plain"
 
 
 class Settings(NamedTuple):
-    """tokens: of an answer at most. num_batches: of a set at most. verify: see `worlds`.
+    """tokens: maximum per answer. num_batches: maximum per set. verify: see `worlds`.
 
-    drafter: of the model's own, one of KINDS. correlation: see ModelDrafter.
+    drafter: the model's own drafter, one of KINDS. correlation: see ModelDrafter.
     """
 
     tokens: int
@@ -42,9 +42,9 @@ class Settings(NamedTuple):
 class Job(NamedTuple):
     """An arm on the batches of a part of a set.
 
-    running: requests at once, at most. world: its clock, which only `auto` reads; empty for other arms, whose drafts no
-    clock changes. saved: `auto` begins with what it learned on the dev prompts, and with the answers of an earlier
-    epoch where the set has them.
+    running: maximum concurrent requests. world: the clock that `auto` reads; empty for other arms, whose drafts do not
+    depend on a clock. saved: whether `auto` begins with what it learned on the dev prompts, and with the answers of an
+    earlier epoch if the set has them.
     """
 
     of: str
@@ -67,7 +67,7 @@ def batches_of(of: str, part: str, running: int, settings: Settings) -> list[dat
 
 @functools.lru_cache(4)
 def found_in(of: str, part: str, running: int, settings: Settings, number: int) -> Any:
-    """What the texts' drafts would find in a batch, as long as the model's are; None if nothing is correlated."""
+    """`found_by_texts` of a batch, for drafts as long as the model's; None without correlation."""
     if not settings.drafter or not settings.correlation:
         return None
     longest = len(KINDS[settings.drafter].accepted)
@@ -75,7 +75,7 @@ def found_in(of: str, part: str, running: int, settings: Settings, number: int) 
 
 
 def run(job: Job, settings: Settings) -> list[Rollout]:
-    """Roll out one batch after another, with one drafter, as an engine does."""
+    """Roll out one batch after another with the same drafter, as an engine does."""
     now = 0.0
     rng = np.random.default_rng(20)
     model = ModelDrafter(KINDS[settings.drafter], settings.correlation) if settings.drafter else None
@@ -107,7 +107,7 @@ def run(job: Job, settings: Settings) -> list[Rollout]:
 def run_all(
     jobs: Iterable[Job], settings: Settings, folder: Path, processes: int, progress: Callable[[int, int], None]
 ) -> dict[Job, list[Rollout]]:
-    """The rollouts of all jobs; those that `folder` holds are read from there."""
+    """The rollouts of all jobs; finished ones are read from `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = list(dict.fromkeys(jobs))
     done = {job: _load(folder / f"{job.name}.npz") for job in wanted if (folder / f"{job.name}.npz").exists()}

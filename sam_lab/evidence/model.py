@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated drafter of the model's own (EAGLE-3, MTP, DFlash), and the ways to draft with it and from texts.
 
-At each position of an answer the drafter's tokens are right up to a number that is drawn once, so all arms see the same
-drafter. The rates are published ones; the numbers may follow how often the texts' draft is right there.
+For each position of an answer, the number of right tokens in the drafter's draft is drawn once, so all arms see the
+same drafter. The acceptance rates are published ones; the numbers may correlate with how far the texts' draft is right.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
 PASS_SHARE = 0.1
-"""What the engine assumes that a pass takes of a step; a world charges the share of the kind."""
+"""Time of a pass that the engine assumes, as a share of a step; a world charges the share of the drafter's kind."""
 
 
 class Kind(NamedTuple):
     """A drafter of the model's own.
 
     accepted: share of its drafts of which the first 1, 2, ... tokens are accepted.
-    share: what a pass takes of a step that decodes plainly. parallel: one pass makes all tokens, not one each.
+    share: time of a pass, as a share of a plain step.
+    parallel: whether one pass makes all tokens, instead of one pass per token.
     """
 
     title: str
@@ -48,7 +49,7 @@ KINDS = {
 }
 """Acceptance: vllm-ascend's golden values of Qwen3-8B's EAGLE-3 (its #15174; the third by the ratio of the first two);
 a log of vLLM 0.20 with Qwen3.6-27B's MTP (club-3090 #105; DeepSeek-V3's report has 0.85 to 0.9 for the first);
-Red Hat's DFlash for Qwen3-8B, math (0.822 at first, 3.74 tokens a step; between them a constant ratio).
+Red Hat's DFlash for Qwen3-8B, math (0.822 at first, 3.74 tokens per step; between them a constant ratio).
 Passes: EAGLE-3's tenth of Qwen3-8B is assumed (vLLM's #16937: at most 0.16), MTP reads one layer and the head,
 DFlash five layers and the head, of 36 layers and the head."""
 
@@ -57,7 +58,7 @@ class ModelDrafter:
     """The simulated drafter.
 
     Args:
-        correlation: share of positions at which its rank is that of the texts' draft, so Spearman's correlation.
+        correlation: share of positions at which it has the rank of the texts' draft: Spearman's correlation.
     """
 
     SEED = 24
@@ -71,7 +72,7 @@ class ModelDrafter:
         return len(self.kind.accepted)
 
     def begin(self, answers: Sequence[Answer], found: Int32 | None = None) -> None:
-        """Draw for these answers. found: what `found_by_texts` returns, without which nothing is correlated."""
+        """Draw the numbers for these answers. found: the result of `found_by_texts`; None: no correlation."""
         texts = [[*answer.prompt_ids, *answer.response_ids] for answer in answers]
         shape = len(texts), max(map(len, texts)) + self.longest + 1
         self.table = np.zeros(shape, np.int32)
@@ -89,19 +90,19 @@ class ModelDrafter:
         self.wrong += self.wrong == self.table
 
     def draft(self, rows: Sequence[int], lengths: Int32) -> Int32:
-        """Tokens [B, longest] behind the first `lengths` of these rows."""
+        """The drafts [B, longest] after the first `lengths` tokens of these rows."""
         index, ahead = np.array(rows)[:, None], np.arange(self.longest)
         places = lengths[:, None] + ahead
         is_right = ahead < self.right[index, lengths[:, None]]
         return np.where(is_right, self.table[index, places], self.wrong[index, places])
 
     def passes(self, tokens: int) -> int:
-        """Passes for so many tokens of each draft."""
+        """Number of passes that make drafts of this many tokens."""
         return min(tokens, 1 if self.kind.parallel else self.longest)
 
 
 def ranks(found: Int32, rng: np.random.Generator) -> Float32:
-    """Where each number stands among those that are not negative, 0 for the highest; ties in random order."""
+    """The rank of each number among those that are not negative: 0 is the highest; ties are in random order."""
     counts = np.bincount(found[found >= 0])
     above = np.cumsum(counts[::-1])[::-1] - counts
     place = above[found] + rng.random(found.shape) * counts[found]
@@ -109,15 +110,15 @@ def ranks(found: Int32, rng: np.random.Generator) -> Float32:
 
 
 def found_by_texts(answers: Sequence[Answer], running: int, longest: int) -> Int32:
-    """Of each position of each text, how many tokens of a draft of `longest` from the texts are right in plain
-    decoding; -1 where nothing is drafted for."""
+    """For each position of each text, how many tokens of a draft of at most `longest` from the texts are right in plain
+    decoding; -1 if nothing is drafted there."""
     notes = _Notes(longest, sum(len(answer.prompt_ids) + len(answer.response_ids) for answer in answers))
     roll_out(answers, notes, running)
     return notes.found
 
 
 class _Notes:
-    """Drafts nothing, and notes what would have been right."""
+    """Drafts nothing, and records how many tokens would have been right."""
 
     passes = 0
 
@@ -194,7 +195,7 @@ class Alone:
         self.passes = 0
 
     def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
-        """The model's drafter has the texts."""
+        """Nothing to do: the model's drafter has the texts."""
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         k = self.arm.k(len(active))
@@ -203,7 +204,7 @@ class Alone:
         return [row if may else [] for row, may in zip(rows, may_draft, strict=True)]
 
     def finish(self, ended: list[int]) -> None:
-        """It keeps nothing."""
+        """Nothing to do: it keeps nothing about requests."""
 
 
 class Texts(Protocol):
@@ -219,7 +220,7 @@ class Texts(Protocol):
 
 
 class Either(Alone):
-    """The texts' draft where there is one of at least this strength, else the model's."""
+    """The texts' draft if its strength reaches the threshold, else the model's."""
 
     def __init__(self, arm: Arm, model: ModelDrafter, texts: Texts) -> None:
         super().__init__(arm, model)
@@ -241,8 +242,8 @@ class Either(Alone):
 
 
 class Best(Sam):
-    """sam's `auto`, in which a request has the draft of which more tokens are expected to be accepted: the texts', or
-    the model's, which the texts continue. The same as `sam_core.kernels` does on a device."""
+    """sam's `auto` with a model drafter, as in `sam_core.kernels`: each request gets the draft with more expected
+    accepted tokens, either the texts' or the model's, which the texts continue."""
 
     proposer: _Proposer
 
@@ -288,7 +289,7 @@ class Chooser:
     """Chooses each request's row and continues it by look-ups in a table of the texts.
 
     Args:
-        k: maximum tokens of a draft. longest: of the model's.
+        k: maximum tokens of a draft. longest: maximum tokens of the model's draft.
 
     Attributes:
         wants_all: whether the later passes would have paid in the latest step that drafted.
@@ -315,7 +316,7 @@ class Chooser:
         self.classes = np.zeros((len(texts), self.k), np.int64)
 
     def learn(self, active: list[int], lengths: Int32) -> None:
-        """A step has ended with these lengths: count its draft tokens up to the first refused one, and feed it."""
+        """After a step that ended with these lengths: count its draft tokens up to the first refused one; feed it."""
         accepted = lengths - self.lengths[active] - 1
         graded = np.minimum(self.drafted[active], accepted + 1)
         column, classes = np.arange(self.k), self.classes[active]
@@ -335,7 +336,7 @@ class Chooser:
             self.classes[active] = self.chosen
 
     def choose(self, step: Step, out: Int32, guessed: Int32, scores: Float32) -> tuple[Int32, Int32, Float32]:
-        """Tokens, lengths and scores of the better row of each request; the arguments are those of the texts' draft."""
+        """Tokens, lengths and scores of each request's better draft; the arguments are those of the texts' draft."""
         rows, column = [int(name.partition("-")[0]) for name in step.req_ids], np.arange(self.k)
         probability = table.step_probabilities(scores)
         before = step.ends[:, None] + np.arange(-table.MAX_NGRAM, 0)
@@ -423,7 +424,7 @@ class Chooser:
 
 class Row(NamedTuple):
     """Drafts of B requests: tokens and classes [B, k], lengths [B], and the probability that each token is accepted,
-    0 behind the end."""
+    0 after the end."""
 
     tokens: Int32
     classes: npt.NDArray[np.int64]

@@ -32,7 +32,7 @@ def show(result: dict[str, Any]) -> None:
         of = result["sets"][name]
         size = f"{of['answers']:,} answers to {of['prompts']} test prompts, {of['tokens']:,} tokens"
         print(f"\n{of['title']} ({name}): {size}; {running} at once; {result['worlds'][world]}")
-        print(f"  {'arm':46}{'gain':>18}{'worst batch':>13}{'tail':>6}{'auto over it':>18}  tokens a step, accepted")
+        print(f"  {'arm':46}{'gain':>18}{'worst batch':>13}{'tail':>6}{'auto over it':>18}  tokens per step, accepted")
         for row in of_case:
             tail = f"{row['tail']:6.2f}" if row["tail"] else f"{'-':>6}"
             cells = f"{cell(row['pooled']):>18}{row['worst']:13.2f}{tail}{cell(row['auto_over']):>18}"
@@ -41,7 +41,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Tokens a second over plain decoding by requests running: each set a row of panels, each world a column."""
+    """Draw tokens per second over plain decoding by running requests; rows of panels are sets, columns are worlds."""
     names, worlds = list(result["sets"]), list(result["worlds"])
     size = (3.4 * len(worlds) + 0.6, 2.9 * len(names) + 0.4)
     figure, panels = figures.panels(len(names), len(worlds), size, dpi=110)
@@ -65,7 +65,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
             panel.set_title(f"{result['sets'][name]['title']}\n{result['worlds'][world]}", fontsize=9)
             panel.tick_params(labelsize=8)
             panel.legend(fontsize=7)
-        axes[0].set_ylabel("tokens a second over plain", fontsize=8)
+        axes[0].set_ylabel("tokens per second over plain", fontsize=8)
     for panel in panels[-1]:
         panel.set_xlabel("requests running", fontsize=8)
     figures.save(figure, path)

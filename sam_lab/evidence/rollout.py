@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rollout of recorded answers without a model: the steps that vLLM's scheduler would run, with exact acceptance.
 
-A greedy answer is known, so a draft is accepted as far as it equals the answer, whatever the model. What a step takes
-is left to a world's cost.
+A greedy answer is known, so a draft is accepted as far as it equals the answer, whatever the model. The time of a step
+comes from a world's cost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sam_lab.replay import accept_chain
 Int32 = npt.NDArray[np.int32]
 
 MAX_BATCHED_TOKENS = 8192
-"""Tokens of a step, as vLLM's max_num_batched_tokens."""
+"""Maximum tokens per step, as vLLM's max_num_batched_tokens."""
 FIELDS = ("running", "rows", "drafted", "emitted", "context", "draft_context", "prompt", "passes")
 
 
@@ -27,12 +27,12 @@ class Step(NamedTuple):
     """One engine step.
 
     Attributes:
-        running: requests in it.
-        rows: tokens that it computes: of prompts, one for each request that decodes, and draft tokens.
-        drafted, emitted: draft tokens, and tokens that its requests gained.
-        context, draft_context: tokens that its requests held before it, and the same sum over its draft tokens.
+        running: number of requests.
+        rows: computed tokens: prompt tokens, one per request that decodes, and draft tokens.
+        drafted, emitted: draft tokens, and tokens that its requests got.
+        context: sum over its requests of the tokens held before it. draft_context: the same sum over its draft tokens.
         prompt: prompt tokens that it reads.
-        passes: of a drafter of the model's own, for the drafts that it verifies.
+        passes: passes of the model's own drafter for the drafts that it verifies.
     """
 
     running: int
@@ -46,28 +46,28 @@ class Step(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """steps: int64 [steps, fields], a row of FIELDS for each. spans: int64 [N, 2], first and last step of each."""
+    """steps: int64 [steps, fields], FIELDS of each step. spans: int64 [N, 2], first and last step of each answer."""
 
     steps: npt.NDArray[np.int64]
     spans: npt.NDArray[np.int64]
 
 
 class Drafter(Protocol):
-    """What a rollout calls on an arm's drafter. Requests are rows of the table given to `begin`.
+    """The interface of an arm's drafter in a rollout. Requests are rows of the table given to `begin`.
 
-    passes: of the model's own drafter for the latest drafts.
+    passes: passes of the model's own drafter for the latest drafts.
     """
 
     passes: int
 
     def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
-        """A rollout begins: int32 [N, width] prompts and answers, tokens of each prompt [N], names of groups."""
+        """A rollout begins: prompts and answers int32 [N, width], prompt lengths [N], names of groups."""
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
-        """After a step of these requests: feed lengths [B] tokens of each, and draft for the next step."""
+        """After a step of these B requests: feed them up to `lengths` tokens, and draft for the next step."""
 
     def finish(self, ended: list[int]) -> None:
-        """These requests of the last step have ended."""
+        """These requests ended in the latest step."""
 
 
 def roll_out(
@@ -79,9 +79,9 @@ def roll_out(
     """Run all answers as one replica of a rollout does.
 
     Args:
-        answers: requested at once; admitted in order while fewer than `max_running` run.
-        drafter: None decodes plainly.
-        on_step: called with each step before the drafter is.
+        answers: all are requested at once, and admitted in order while fewer than `max_running` run.
+        drafter: None: plain decoding.
+        on_step: called with each step, before the drafter.
     """
     texts = [[*answer.prompt_ids, *answer.response_ids] for answer in answers]
     prompts = np.array([len(answer.prompt_ids) for answer in answers], np.int32)
@@ -139,7 +139,7 @@ def _advance(
     drafts: dict[int, list[int]],
     read: dict[int, int],
 ) -> tuple[Step, list[int]]:
-    """Run a step: `known` grows. Returns it and the requests that have ended."""
+    """Run a step, which advances `known`. Returns the step and the requests that have ended."""
     contexts = known[active]
     drafted = draft_context = 0
     gained = np.ones(len(active), np.int64)

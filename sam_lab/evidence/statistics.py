@@ -19,15 +19,15 @@ from sam_lab.evidence.worlds import World
 
 Float64 = npt.NDArray[np.float64]
 Interval = list[float]
-"""Value, lower and upper end of the interval of 95 %; of one task, the value alone."""
+"""Value, lower and upper end of the 95 % interval; for a single task only the value."""
 
 RESAMPLES = 4000
 TAIL = 8
-"""Most requests that run in the tail: the article's threshold."""
+"""Maximum requests that run in the tail: the article's threshold."""
 
 
 def seconds(rollouts: Sequence[Rollout], world: World) -> Float64:
-    """Of each answer."""
+    """Seconds of each answer."""
     found = []
     for steps, spans in rollouts:
         share = world.seconds(steps) / column(steps, "running")
@@ -37,13 +37,13 @@ def seconds(rollouts: Sequence[Rollout], world: World) -> Float64:
 
 
 def by_task(of_answers: Float64, tasks: Sequence[str]) -> Float64:
-    """The sum of each task, in the order of their names."""
+    """The sum over each task's answers, in the order of the tasks' names."""
     names, index = np.unique(np.array(tasks), return_inverse=True)
     return np.bincount(index, of_answers, len(names)).astype(np.float64)
 
 
 def pooled(base: Float64, other: Float64) -> Interval:
-    """Time of all tasks by `base` over that by `other`, seconds of each task."""
+    """Total time of `base` over that of `other`; both hold the seconds of each task."""
     drawn = np.random.default_rng(20).integers(len(base), size=(RESAMPLES, len(base)))
     ends = np.quantile(base[drawn].sum(1) / other[drawn].sum(1), (0.025, 0.975)) if len(base) > 1 else ()
     return [round(float(x), 4) for x in (base.sum() / other.sum(), *ends)]
@@ -52,7 +52,7 @@ def pooled(base: Float64, other: Float64) -> Interval:
 def summary(plain: Sequence[Rollout], arm: Sequence[Rollout], world: World, tasks: Sequence[str]) -> dict[str, Any]:
     """Gains of an arm against plain decoding of the same answers.
 
-    pooled: time of the rollouts, plain over arm. worst: of the batch for which this is least. tail: tokens a second
+    pooled: time of the rollouts, plain over arm. worst: of the batch for which this is least. tail: tokens per second
     while at most TAIL requests run, over plain's. accepted: of the tokens drafted for steps that only decode; None
     without any.
     """
@@ -75,7 +75,7 @@ def summary(plain: Sequence[Rollout], arm: Sequence[Rollout], world: World, task
 
 
 def by_running(plain: Sequence[Rollout], arm: Sequence[Rollout], world: World) -> dict[str, float]:
-    """Tokens a second over plain's, by requests running."""
+    """Tokens per second over plain's, by requests running."""
     found = {name: rate_ratio(plain, arm, world, *limits) for name, limits in BINS.items()}
     return {name: ratio for name, ratio in found.items() if ratio}
 
@@ -83,7 +83,7 @@ def by_running(plain: Sequence[Rollout], arm: Sequence[Rollout], world: World) -
 def rate_ratio(
     plain: Sequence[Rollout], arm: Sequence[Rollout], world: World, first: float, last: float
 ) -> float | None:
-    """Tokens a second while `first` to `last` requests run, arm over plain; None where one has no such step."""
+    """Tokens per second while `first` to `last` requests run, arm over plain; None where one has no such step."""
     rates = []
     for rollouts in (arm, plain):
         steps = np.concatenate([rollout.steps for rollout in rollouts])

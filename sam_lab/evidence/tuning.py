@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The best fixed parameters of every method, and the best k for each range of running requests, chosen on dev prompts.
 
-Each method runs with each of its parameters and k in every step of the dev prompts. At so many requests a schedule
-takes what the run with its k takes there, so the steps of these runs price every schedule.
+Each method runs on the dev prompts with each of its parameters and each k, the same k in every step. In a range of
+running requests a schedule takes as long as the run with its k, so the steps of these runs price every schedule.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sam_lab.evidence.rollout import FIELDS, Rollout, column, roll_out
 from sam_lab.evidence.worlds import World
 
 RUNNING = 128
-"""Requests at once on dev prompts, where the set has as many."""
+"""Concurrent requests on dev prompts, if the set has that many."""
 GRID: dict[str, list[tuple[str, tuple[int, ...]]]] = {
     "ngram": [(f"[min={a},max={b}]", (3, 8, 15)) for a, b in ((2, 5), (3, 5), (5, 5), (2, 3))],
     "suffix": [
@@ -42,7 +42,7 @@ Steps = npt.NDArray[np.int64]
 
 
 def jobs(of: str, methods: Sequence[str]) -> list[Job]:
-    """Runs on the dev prompts, of every method with each of its parameters and k in every step."""
+    """Runs on the dev prompts: every method with each of its parameters and each k."""
     named = [f"{method}{given}:{k}" for method in methods for given, lengths in GRID[method] for k in lengths]
     return [Job(of, "dev", RUNNING, arm) for arm in (PLAIN, *named)]
 
@@ -55,12 +55,12 @@ def best(
     running: int,
     settings: Settings,
 ) -> str | None:
-    """The arm of a method that would be fastest on the dev prompts in this world, at most `running` requests at once;
-    None if that is not to draft."""
+    """The fastest arm of a method on the dev prompts in this world, with at most `running` concurrent requests; None if
+    decoding without drafts is fastest."""
     shares = _shares(of, running, settings)
 
     def costs(arm: str) -> npt.NDArray[np.float64]:
-        """Seconds a token in each range."""
+        """Seconds per token in each range."""
         steps = np.concatenate([rollout.steps for rollout in done[Job(of, "dev", RUNNING, arm)]])
         return np.array([_seconds_per_token(steps, typical, world) for typical, _ in shares])
 
@@ -78,8 +78,8 @@ def best(
 
 @functools.lru_cache(64)
 def _shares(of: str, running: int, settings: Settings) -> list[tuple[float, float]]:
-    """(mean number of requests, share of the tokens) of each range of running requests, in plain decoding of as many
-    answers as a batch has, of the lengths of the dev prompts' answers."""
+    """(mean number of requests, share of the tokens) of each range of running requests, in plain decoding of a whole
+    batch whose answers have the lengths of the dev prompts' answers."""
     answers = [answer for batch in batches_of(of, "dev", RUNNING, settings) for answer in batch.answers]
     answers *= -(-data.WAVES * running // len(answers))
     steps = roll_out(answers, None, running).steps
@@ -91,7 +91,7 @@ def _shares(of: str, running: int, settings: Settings) -> list[tuple[float, floa
 
 
 def _seconds_per_token(steps: Steps, typical: float, world: World) -> float:
-    """Of steps with about as many requests, each made as large as a step with `typical` requests."""
+    """Seconds per token in steps with about `typical` requests, scaled to exactly that many."""
     decoding = steps[column(steps, "prompt") == 0]
     place = np.searchsorted(RANGES, column(decoding, "running"))
     wanted = int(np.searchsorted(RANGES, typical))

@@ -19,11 +19,11 @@ from sam_lab.evidence.rollout import FIELDS, Step, column
 from sam_lab.plan.cost import DEVICES, Cost, fitted, roofline
 
 MEASURED = {name: Path(__file__).with_name(f"{name}.json") for name in ("cpu", "h100")}
-"""Costs of a step of vLLM; `about` says of which."""
+"""Costs of a step of vLLM; `about` in each file says which one."""
 STEPS = Path(__file__).resolve().parents[2] / "docs" / "results" / "engine-replay-h200.jsonl.gz"
 """Steps of vLLM 0.32's second runner with the plugin, Qwen3-8B's architecture."""
 LAUNCH = 82e-6
-"""Host seconds an operator of the 910C in eager mode: the article's plain decoding takes about as long."""
+"""Host seconds per operator on a 910C in eager mode; with it a step takes about as long as the article's plain one."""
 VERIFY = 0.75
 """A verifying step of the article took 1.6 to 1.9 times as long as a decoding one: the mean, less 1."""
 EXPENSIVE = "article"
@@ -33,10 +33,10 @@ EXPENSIVE = "article"
 class World:
     """A device and an engine.
 
-    cost: of a step. verify: seconds that a step with drafts takes more, whatever its size.
-    padded: `auto` drafts k tokens for every request or none, as captured graphs need.
-    share: what a pass of the model's own drafter takes of a step of as many rows; its first pass has those of the step,
-        later ones a row of each request.
+    cost: cost of a step. verify: additional seconds of a step with drafts, whatever its size.
+    padded: whether `auto` drafts k tokens for every request or for none, as captured graphs need.
+    share: time of a pass of the model's own drafter, as a share of a step with the same number of rows. Its first pass
+        has the rows of the step, later passes one row per request.
     """
 
     name: str
@@ -47,7 +47,7 @@ class World:
     share: float = 0.0
 
     def seconds(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Of each step that `roll_out` returned."""
+        """Seconds of each step that `roll_out` returned."""
         context = self.cost.context * column(steps, "context") + self.cost.draft_context * column(
             steps, "draft_context"
         )
@@ -65,7 +65,7 @@ class World:
 def worlds(names: Iterable[str] = (), verify: float = VERIFY, share: float = 0.0) -> list[World]:
     """The worlds of these names, or all.
 
-    verify: seconds that a verifying step of `article` takes more, as a share of a step. share: see World.
+    verify: additional seconds of a verifying step in `article`, as a share of a plain step. share: see World.
     """
     large = SHAPES["Qwen3-32B"]
     npu = replace(DEVICES["910C"], launch=LAUNCH)
@@ -82,7 +82,8 @@ def worlds(names: Iterable[str] = (), verify: float = VERIFY, share: float = 0.0
 
 
 def measured(name: str, title: str) -> World:
-    """From a file of `rows` with `seconds`, `context` and `draft_context`, seconds per 1,000 tokens, and `verify`."""
+    """A world from a file: `rows` with their `seconds`, `context` and `draft_context` in seconds per 1,000 tokens, and
+    `verify`."""
     record = json.loads(MEASURED[name].read_text())
     rows, seconds = (np.array(record[key], float) for key in ("rows", "seconds"))
     cost = Cost(rows, seconds, record["context"], record["draft_context"])
@@ -91,7 +92,7 @@ def measured(name: str, title: str) -> World:
 
 @functools.cache
 def replayed(name: str, title: str) -> World:
-    """From STEPS. A step of `auto` with drafts takes `verify` longer than others of as many rows."""
+    """A world fitted to STEPS, where a step of `auto` with drafts takes `verify` seconds longer than one without."""
     with gzip.open(STEPS, "rt") as lines:
         runs = [json.loads(line) for line in lines][1:]
     world = World(name, title, fitted([step for run in runs for step in run["steps"]]))

@@ -31,7 +31,7 @@ from sam_lab.replay import Counts, OneByOne, Tree
 
 ORDER, WIDTH, DEPTH, TAU = 5, 4, 10, 2
 MIN_PROB, MIN_SHARE = 0.2, 0.3
-"""Of a child that is expanded: the paper's theta_prob, and theta_sib with respect to the best sibling."""
+"""Minimum probability of an expanded child, and its minimum share of the best sibling's: theta_prob and theta_sib."""
 MAX_EXPANDED = 256
 
 Path = tuple[int, ...]

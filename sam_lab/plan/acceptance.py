@@ -22,18 +22,20 @@ Float64 = npt.NDArray[np.float64]
 
 KS = (1, 2, 3, 4, 6, 8, 12, 15)
 MIN_DRAFTS = 50
-"""Minimum drafts of a bin of positions; one with fewer has the values of the bin before."""
+"""Minimum drafts of a bin of positions; a bin with fewer has the values of the previous bin."""
 DRAWS = 240
 """Random drafts, in at least eight batches, over which `auto` is averaged."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Expected tokens of a request-step that may draft k tokens.
+    """Expected tokens per request and step with drafts of at most k tokens.
 
-    ks: [K] ascending. gain, drafted: [K, BINS], accepted and drafted tokens. For `auto`, drafts one by one, M of each
-    bin. worth: [BINS, M, ks[-1]], probability that a draft is accepted up to a token, 0 behind its end; accepted:
-    [BINS, M], to be multiplied by factor.
+    ks: [K] ascending.
+    gain, drafted: [K, BINS], accepted and drafted tokens.
+    worth: for `auto`, [BINS, M, ks[-1]], M single drafts per bin: probability that a draft is accepted up to each
+        token, 0 after its end.
+    accepted: [BINS, M], accepted tokens of these drafts, to be multiplied by `factor`.
     """
 
     ks: tuple[int, ...]
@@ -52,10 +54,10 @@ class Acceptance:
         return policy
 
     def auto(self, slots: int, cost: Cost, contexts: Float64, margin: float = 1.02) -> Policy:
-        """Switch `auto`: the mean of what sam_core.budget chooses for batches of random drafts, none where these yield
-        less than plain steps, as then drafting pauses.
+        """Switch `auto`: the mean of what sam_core.budget chooses for batches of random drafts. Where drafts yield less
+        than plain steps there are none, as drafting pauses then.
 
-        contexts: [slots + 1], thousands of tokens a request holds on average, by requests running.
+        contexts: [slots + 1], mean thousands of tokens per request, by the number of running requests.
         """
         policy = Policy.off(slots)
         share = np.zeros_like(policy.gain)
@@ -87,15 +89,16 @@ class Acceptance:
         return replace(policy, share=share)
 
     def scaled(self, factor: float) -> Acceptance:
-        """With accepted tokens multiplied by a factor, at most all drafted tokens."""
+        """A copy with accepted tokens multiplied by a factor, but at most all drafted tokens."""
         gain, worth = np.minimum(self.gain * factor, self.drafted), np.minimum(1, self.worth * factor)
         return replace(self, gain=gain, worth=worth, factor=self.factor * factor)
 
 
 def given(first: npt.ArrayLike, later: float, ks: Sequence[int] = KS) -> Acceptance:
-    """Drafts of maximum length, whose first token is accepted with probability `first`, each later one with `later`.
+    """Drafts of maximum length whose first token is accepted with probability `first`, and each later one, if the one
+    before it was, with probability `later`.
 
-    first: of all positions, or [BINS].
+    first: one value, or [BINS], one per bin of positions.
     """
     k = max(ks)
     worth = np.minimum(1.0, np.broadcast_to(np.asarray(first, float)[..., None], (BINS, 1)) * later ** np.arange(k))
@@ -109,8 +112,9 @@ def given(first: npt.ArrayLike, later: float, ks: Sequence[int] = KS) -> Accepta
 def of_article(later: float, factor: float = 1.0, ks: Sequence[int] = KS) -> Acceptance:
     """The article's acceptance by position (its image 38, k = 3).
 
-    later: probability that a draft token is accepted if the one before it was, an assumption: the figure has their sum
-    alone. factor: of the accepted tokens.
+    later: probability that a draft token is accepted if the one before it was; an assumption, as the image shows only
+        the sum over all three.
+    factor: factor of the accepted tokens.
     """
     mean = [tokens_per_step(begin, end) for begin, end in zip([0, *EDGES], [*EDGES, np.inf], strict=True)]
     return given((np.array(mean) - 1) * factor / sum(later**j for j in range(3)), later, ks)
@@ -124,7 +128,7 @@ def recorded(
     max_tokens: int = 60_000,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Acceptance:
-    """Replay recordings with every draft length; context as of sam_lab.replay, options of the pool."""
+    """Replay recordings with every draft length. context: as in sam_lab.replay; options: those of the pool."""
     scopes = make_scopes(answers, context, max_tokens=max_tokens)
     gain, drafted = np.zeros((len(ks), BINS)), np.zeros((len(ks), BINS))
     drafter = Watched(**options)
@@ -145,7 +149,7 @@ def recorded(
 
 
 def _bins(drafter: Watched) -> npt.NDArray[np.int64]:
-    """Of the positions of its drafts."""
+    """The bin of each draft's position."""
     return np.searchsorted(EDGES, [draft.position for draft in drafter.drafts], side="right")
 
 

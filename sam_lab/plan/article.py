@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab plan-article`: fit the planner to one of the article's clusters, predict what others measured,
-say whether it lies inside the range.
+"""`python -m sam_lab plan-article`: fit the planner to one of the article's clusters, predict the other measurements,
+and say whether each lies inside its range.
 
-What is fitted, all on Qwen3-32B on 32 dies:
+Fitted, all on Qwen3-32B on 32 dies:
   the mean answer: the mean of image 40's training steps, without SAM;
-  the host's time a launch: both stages of image 42 without SAM, on the slowest rank;
-  the spread of lengths: of SPREADS the one whose tail comes nearest to image 42's without SAM (none reaches it);
-  tokens a step: image 38, by position in the answer;
-  what a verifying step takes beyond a decoding one: the tail of image 42 with SAM;
+  the host's time per launch: both stages of image 42 without SAM, on the slowest rank;
+  the spread of lengths: the value of SPREADS whose tail is closest to image 42's without SAM (none reaches it);
+  tokens per step: image 38, by position in the answer;
+  the additional time of a verifying step: the tail of image 42 with SAM;
   training: what the article's training step without SAM takes in addition to its rollout.
-What is predicted with nothing fitted again: that cluster's mean round; the other two clusters; GRPO and
-DAPO of the repository's later head; vllm-ascend's table of suffix decoding.
+Predicted without another fit: that cluster's mean round; the other two clusters; GRPO and DAPO of the repository's
+later head; vllm-ascend's table of suffix decoding.
 
-Rules, set before any prediction was looked at:
-  * a range is the 10 to 90 % of random worlds (`World.drawn`), each fitted anew; "inside" is said of this range;
-  * a verifying step's cost is a time a layer, whatever the model, as waits in attention are;
+Rules, set before any prediction was seen:
+  * a range is the 10 to 90 % of random worlds (`Assumptions.drawn`), each fitted anew; "inside" is said of this range;
+  * the additional time of a verifying step is the same per layer for all models, as waits in attention are;
   * vllm-ascend 0.13 and later do not wait there (read in its source), so the later runs and the table are predicted
-    without that cost; their worlds pay a share of it between 0 and 1, since what else it stands for is not known;
-  * graphs: no host time a launch; their worlds keep a share between 0 and a half;
-  * GRPO's data set is another one, and no length is published: the article's mean, in worlds half to 1.3 times of it.
-    DAPO's first step: the first step of image 40;
-  * the table: its own times a step without drafts and its own accepted share; drafts of 2.25 tokens, in worlds 1.5 to
-    3.
+    without this time; in random worlds a share of it between 0 and 1 stays, as it may have other causes;
+  * graphs: no host time per launch; in random worlds a share between 0 and a half stays;
+  * GRPO uses another data set, whose lengths are not published: the article's mean, in random worlds x 0.5 to 1.3.
+    DAPO's first step has the lengths of the first step of image 40;
+  * the table: its own times per step without drafts and its own accepted share; drafts of 2.25 tokens, in random worlds
+    1.5 to 3.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ THRESHOLDS = (4, 8, 16, 32, 64, 128)
 FEW = 8
 """Requests of image 42's tail."""
 SEEDS = (1, 2, 3, 4, 5, 6)
-"""Of the lengths in the nominal world."""
+"""Seeds of the lengths under the nominal assumptions."""
 SPREADS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 
 SHOWN = {"s": (1, "{:,.0f} s"), "gain": (100, "{:.1f} %")}
 """Factors and formats of the article's figures."""
 COVERAGE = 0.8
-"""Share of what was measured that a range of 10 to 90 % is to hold."""
+"""Share of the measured values that should lie inside the 10 to 90 % range."""
 FITTED = {
     "launch": ("host time a launch, us", 1e6),
     "spread": ("spread of the lengths", 1),
     "tail": ("tail's share of the rollout (image 42: 0.345)", 1),
-    "tokens": ("tokens a request gains in a verifying step of the tail", 1),
+    "tokens": ("tokens that a request gains in a verifying step of the tail", 1),
     "ratio": ("a verifying step, times a decoding step", 1),
-    "verify": ("what it takes beyond, ms a layer", 1e3),
+    "verify": ("what it takes beyond, ms per layer", 1e3),
 }
 STACKS = {
     "article": "the article's stack, verifying steps wait",
@@ -75,14 +75,18 @@ STACKS = {
 
 
 @dataclass(frozen=True)
-class World:
+class Assumptions:
     """Assumptions that are not among the quoted figures.
 
-    family, together: of the lengths, whose spread is fitted; switching: seconds a round; accepted: factor of image 38's
-    accepted tokens (an 8B, greedy) for a 32B that samples; later: acceptance of a draft token behind an accepted one;
-    memory: factor of the memory for keys and values. Of the later stacks: launch, floor with graphs and the paid share
-    of the verifying step's cost, as shares of the fitted ones; ngram: factor of the accepted tokens; drafted: tokens a
-    draft has in the table of suffix decoding.
+    family, together: distribution of the lengths, whose spread is fitted.
+    switching: seconds per round.
+    accepted: factor of image 38's accepted tokens (an 8B, greedy) for a 32B that samples.
+    later: acceptance of a draft token after an accepted one.
+    memory: factor of the memory for keys and values.
+    later_launch, graph_floor, paid: launch time, floor with graphs and cost of a verifying step in the later stacks, as
+        shares of the fitted ones.
+    ngram: factor of the accepted tokens in a later stack.
+    drafted: tokens per draft in the table of suffix decoding.
     """
 
     device: Device
@@ -103,12 +107,12 @@ class World:
     drafted: float = 2.25
 
     @staticmethod
-    def nominal() -> World:
+    def nominal() -> Assumptions:
         mean = float(np.mean(MEAN_LENGTHS))
-        return World(DEVICES["910C"], mean, mean, float(MEAN_LENGTHS[0]))
+        return Assumptions(DEVICES["910C"], mean, mean, float(MEAN_LENGTHS[0]))
 
     @staticmethod
-    def drawn(rng: np.random.Generator) -> World:
+    def drawn(rng: np.random.Generator) -> Assumptions:
         """Random assumptions within their bounds."""
 
         def between(low: float, high: float) -> float:
@@ -123,7 +127,7 @@ class World:
             draft_context=between(0.0, 2.0),
         )
         mean = between(min(MEAN_LENGTHS), max(MEAN_LENGTHS))
-        return World(
+        return Assumptions(
             device,
             mean,
             mean_grpo=between(0.5, 1.3) * mean,
@@ -145,10 +149,10 @@ class World:
 
 @dataclass(frozen=True)
 class Fit:
-    """launch: host seconds an operator; spread: of the lengths, and tail: the share of the slowest rank's time in which
-    few requests run, that comes nearest to image 42's; verify: seconds a layer of a verifying step beyond a decoding
-    one; ratio: of their times in the tail; tokens: a request gains in a verifying step there; training: seconds a
-    trained token and active parameter, of one die."""
+    """launch: host seconds per operator. spread: spread of the lengths. tail: share of the slowest rank's time in which
+    few requests run; the spread brings it closest to image 42's. verify: additional seconds per layer of a verifying
+    step. ratio: time of a verifying step over that of a decoding one, in the tail. tokens: tokens that a request gains
+    in a verifying step there. training: die seconds per trained token and active parameter."""
 
     launch: float
     spread: float
@@ -160,13 +164,13 @@ class Fit:
 
 
 NOMINAL = Fit(launch=8.2e-5, spread=SPREAD, tail=0.25, verify=9.0e-4, ratio=1.8, tokens=2.4, training=TRAINING)
-"""The fit of `compare` in the nominal world, rounded."""
+"""The fit of `compare` under the nominal assumptions, rounded."""
 
 
 class Model:
-    """Predictions in one world. seeds: of the answers' lengths, averaged over."""
+    """Predictions under one set of assumptions, averaged over `seeds` of the answers' lengths."""
 
-    def __init__(self, world: World, seeds: tuple[int, ...]) -> None:
+    def __init__(self, world: Assumptions, seeds: tuple[int, ...]) -> None:
         self.world = world
         self.seeds = seeds
         self.loaded = cache(self._loaded)
@@ -190,7 +194,7 @@ class Model:
         return plan, engines(plan, lengths.sample(plan.gen_prompts, plan.n, np.random.default_rng(seed)))
 
     def rounds(self, name: str, fit: Fit, stages: dict[str, tuple[Cost, Acceptance | None]]) -> list[dict[str, Round]]:
-        """Of each seed, rounds under each cost, with drafts of that acceptance or without."""
+        """For each seed, a round per stage: with its cost, and with drafts of its acceptance or without."""
         results = []
         for seed in self.seeds if CLUSTERS[name].dies == 32 else self.seeds[:1]:  # more dies average by themselves
             plan, loaded = self.loaded(name, fit.spread, seed)
@@ -211,7 +215,7 @@ class Model:
         return self._verify(fit)
 
     def _launched(self, spread: float, seconds: float) -> Fit:
-        """With the launch time at which the slowest rank takes so long."""
+        """A fit whose launch time makes the slowest rank take `seconds`."""
         plan, launch = CLUSTERS["32b"], DEVICES["910C"].launch
         for _ in range(3):
             fit = replace(NOMINAL, launch=launch, spread=spread)
@@ -222,7 +226,7 @@ class Model:
         return replace(fit, launch=launch, tail=tail, training=training / self._work("32b"))
 
     def _verify(self, fit: Fit) -> Fit:
-        """With the time of a verifying step at which drafts shorten the tail of the slowest rank as in image 42."""
+        """The fit with the time of a verifying step at which drafts shorten the slowest rank's tail as in image 42."""
         plan = CLUSTERS["32b"]
         drafts, each = self.acceptance(plan), 1e-4
         stages = {"off": (self.cost(plan, fit.launch), None), "free": (self.cost(plan, fit.launch), drafts)}
@@ -239,7 +243,7 @@ class Model:
         return replace(fit, verify=verify, ratio=on / verifying / (off / plain), tokens=plain / verifying)
 
     def _work(self, name: str) -> float:
-        """Trained tokens times active parameters, a die."""
+        """Trained tokens times active parameters, per die."""
         plan = CLUSTERS[name]
         tokens = plan.train_prompts * plan.n * (self.mean(name) + plan.prompt_tokens)
         return tokens * plan.shape.active_parameters / plan.dies
@@ -265,7 +269,7 @@ class Model:
         return {stage: _mean(found, stage, "mean") for stage in ("off", "on", "graph")}
 
     def served(self, row: Served, fit: Fit) -> float:
-        """Gain of throughput of a row of the table, whose step without drafts is quoted and is the host's floor."""
+        """Gain of throughput in a row of the table; the quoted time of its step without drafts is the host's floor."""
         shape = SHAPES["Qwen3-32B"]
         cost = roofline(shape, 4, 1, replace(self.world.device, verify=fit.verify * self.world.paid), eager=False)
         cost = replace(cost, floor=row.tpot_ms / 1000)
@@ -309,9 +313,9 @@ def compare(draws: int, progress: Callable[[str], None] = lambda text: None) -> 
     Values are medians over `draws` random worlds (0: those of the nominal world), low and high their 10 to 90 %. Of
     predictions, that range is widened by what the other runs show to be needed (see `_widen`).
     """
-    worlds = [(World.drawn(np.random.default_rng([7, draw])), (draw, draw + 1000)) for draw in range(draws)]
+    worlds = [(Assumptions.drawn(np.random.default_rng([7, draw])), (draw, draw + 1000)) for draw in range(draws)]
     found = []
-    for number, (world, seeds) in enumerate(worlds or [(World.nominal(), SEEDS)], 1):
+    for number, (world, seeds) in enumerate(worlds or [(Assumptions.nominal(), SEEDS)], 1):
         progress(f"world {number} of {draws}" if draws else "nominal world")
         model = Model(world, seeds)
         fit = model.fit()
@@ -337,10 +341,11 @@ def _values(values: list[float], name: str) -> dict[str, float]:
 
 
 def _widen(rows: list[dict[str, Any]], advice: list[dict[str, Any]]) -> dict[str, float]:
-    """Widen the ranges about their medians until they hold COVERAGE of what was measured, and say what lies inside.
+    """Widen the ranges around their medians until they hold COVERAGE of the measured values; note which lie inside.
 
-    The factor of a run is the one that the other runs need, so that coverage is measured on runs that were left out;
-    that of `advice` is the one that all need. Seconds are widened by their logarithms. Returns the factors.
+    A run's ranges are widened by the factor that the other runs need, so coverage is measured on runs that were left
+    out; the range of `advice` by the factor that all runs need. Ranges of seconds are widened on a logarithmic scale.
+    Returns the factors.
     """
     needed: dict[str, list[float]] = {}
     for row in rows:
@@ -362,7 +367,7 @@ def _run(row: dict[str, Any]) -> str:
 
 
 def _factor(needed: list[list[float]]) -> float:
-    """The factor that COVERAGE of the figures need, where each run counts alike."""
+    """The factor that COVERAGE of the figures need; each run has the same weight."""
     figures = sorted((value, 1 / len(of_run)) for of_run in needed for value in of_run)
     enough = np.cumsum([weight for _, weight in figures]) >= COVERAGE * len(needed) - 1e-9
     return max(1.0, figures[int(np.argmax(enough))][0])
@@ -373,7 +378,7 @@ def _scaled(row: dict[str, Any], value: float) -> float:
 
 
 def _miss(row: dict[str, Any]) -> float:
-    """How far the measured value lies from the median, in the range's halves of that side."""
+    """Distance of the measured value from the median, in units of the range's half on that side."""
     measured, middle, low, high = (_scaled(row, row[name]) for name in ("measured", "predicted", "low", "high"))
     half = high - middle if measured > middle else middle - low
     return abs(measured - middle) / max(half, 1e-9)

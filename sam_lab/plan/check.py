@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner against an engine replay: each batch's time, predicted from the cost of the others."""
+"""Check the planner against an engine replay: predict each batch's time from the cost of the other batches."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from sam_lab.recordings import Answer
 Batch = Sequence[tuple[list[int], list[int]]]
 """Prompts and answers."""
 COSTS = ("plain", "off", "batch", "auto")
-"""Arms to whose steps the cost is fitted, where they were run."""
+"""Arms to whose steps the cost is fitted, if they were run."""
 
 THRESHOLDS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
-"""Of switch `batch`: with KS, the candidates for the best setting."""
+"""Thresholds of switch `batch` that are compared, each with every k in KS."""
 
 CACHED = 128
 """Tokens of a block of the prefix cache, by vLLM's default on a CPU."""
@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def tail_contexts(answers: Sequence[tuple[int, int]], slots: int) -> np.ndarray:
-    """[slots + 1], thousands of tokens of a request while n requests still run, from tokens of prompts and answers."""
+    """[slots + 1], mean thousands of tokens per request while n requests still run, from prompts and answers."""
     longest = sorted(answers, key=lambda pair: pair[1])
     contexts = np.zeros(slots + 1)
     for n in range(1, slots + 1):
@@ -70,8 +70,8 @@ def tail_contexts(answers: Sequence[tuple[int, int]], slots: int) -> np.ndarray:
 def check(path: Path) -> dict[str, Any]:
     """Predicted and measured seconds of every arm and batch that the planner can model, and of the best fixed switches.
 
-    The other batches give the cost of a step (its own where no other was run); lengths and acceptance (by
-    sam_lab.replay) are those of the recorded answers.
+    The cost of a step comes from the other batches (from its own if there are no others), lengths and acceptance (by
+    sam_lab.replay) from the recorded answers.
     """
     settings, runs = read(path)
     if settings["answers"] == "random":
@@ -126,7 +126,7 @@ def check(path: Path) -> dict[str, Any]:
 
 
 def _cost(runs: Sequence[dict[str, Any]], batches: Sequence[Batch], number: int) -> Cost:
-    """Fitted to the runs; the cost of reading a batch's prompts depends on their tokens and on their positions."""
+    """The cost fitted to the runs; that of reading prompts depends on the number and the positions of their tokens."""
     cost = fitted([step for run in runs for step in run["steps"]])
     read = np.array([_read(batches[run["batch"]]) for run in runs])
     each, longer = np.linalg.lstsq(read, [read_seconds(cost, run["steps"]) for run in runs], rcond=None)[0]
@@ -154,7 +154,7 @@ def _predict(batch: Batch, slots: int, cost: Cost, policy: Policy) -> Trace:
 
 
 def _acceptance(batch: Batch) -> Acceptance:
-    """Of a batch's answers, with the default rule and the siblings in lock-step."""
+    """Acceptance on a batch's answers, with the default rule and the siblings in lock-step."""
     answers = [Answer(array("i", p), array("i", a), str(p), str(p), None) for p, a in batch]
     return recorded(answers, "group", {"min_prob": Options.min_prob})
 

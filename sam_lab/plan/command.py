@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab plan`: what a recipe's rollout will take, without and with SAM, before it is run."""
+"""`python -m sam_lab plan`: predict how long a recipe's rollout takes without and with SAM, before it runs."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ RECORDING = DATA / "reason-long-groups.jsonl.gz"
 PROMPT = 133
 """Tokens of a prompt."""
 REPLACED = {"cost": ("device",), "lengths": ("spread", "family"), "rounds": ("kept",)}
-"""Options that have no effect where another one is given."""
+"""Options without effect if another one is given."""
 EPILOG = """\
 the model:
-  one round of generation, from event to event, on every engine: requests queue for max_num_seqs and for the memory of
-  keys and values, are preempted when it ends, and get 1 + accepted tokens a step. A step takes the longer of what the
-  host launches (eager mode) and what the device reads and computes. Then rounds, exchange of weights, training.
-  off, batch (the recipe's threshold and k, and all others), auto (sam_core's budget on drafts of the recording).
+  One round of generation is simulated on every engine, event by event: requests wait for a slot (max_num_seqs) and for
+  memory for keys and values, are preempted when memory runs out, and get 1 + accepted tokens per step. A step takes
+  the host's time to launch it (eager mode) or the device's time to read and compute, whichever is longer. The step adds
+  further rounds, the exchange of weights, and training. Compared are off, batch (with the recipe's threshold and k, and
+  with all others), and auto (sam_core's budget, on drafts of the recording).
 
---steps FILE predicts each batch of an engine replay from what the others cost. `plan-article` fits the planner
-to one of the article's clusters and predicts the others.
+--steps FILE predicts each batch of an engine replay from the costs of its other batches. `plan-article` fits the
+planner to one of the article's clusters and predicts the others.
 
-Ranges: --draws times all assumptions are drawn anew, evenly between bounds; the 10 to 90 % of the results are shown.
-For a recipe: lengths x 0.8 to 1.2; accepted tokens x 0.7 to 1.8, or to 1.3 of a recording of your own; of the device
-the shares of bandwidth x 0.75 to 1.2 and 0.6 to 1.4, launches x 0.8 to 1.2, start of an all-reduce x 0.4 to 2, of an
-exchange x 0.5 to 3, what a draft token costs attention 0 to 2 of its request's context, what a verifying step takes
-beyond a decoding one 0 to what the article's stack paid (910C); all costs fitted to a replay x 0.95 to 1.05.
+Ranges: all assumptions are drawn --draws times, uniformly between bounds, and the 10 to 90 % of the results are shown.
+The bounds for a recipe are: lengths x 0.8 to 1.2; accepted tokens x 0.7 to 1.8, with a recording of your own to 1.3;
+the reached shares of the device's bandwidth x 0.75 to 1.2 (weights) and 0.6 to 1.4 (contexts); launches x 0.8 to 1.2;
+the latency of an all-reduce x 0.4 to 2, of an exchange x 0.5 to 3; attention's cost of a draft token 0 to 2 times its
+request's context; the extra time of a verifying step from 0 to that of the article's stack (910C); costs that were
+fitted to a replay x 0.95 to 1.05.
 """
 
 
@@ -66,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=float,
             default=SPREAD,
             metavar="S",
-            help="sigma of the lengths' logarithm (%(default)s)",
+            help="standard deviation of the lengths' logarithm (%(default)s)",
         ),
         add("--family", choices=("lognormal", "weibull"), default="lognormal", help="of the lengths (%(default)s)"),
         add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning"),
@@ -74,12 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--device", choices=DEVICES, help="default: by the recipe's cluster.device, 910C or H100"),
         add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps instead"),
         add("--kept", type=float, default=0.6, metavar="P", help=kept),
-        add("--rounds", type=positive, metavar="N", help="rounds of generation a step; default: from --kept"),
+        add("--rounds", type=positive, metavar="N", help="rounds of generation per step; default: from --kept"),
         add("--routing", choices=("spread", "sticky"), default="sticky", help="of a prompt's answers (%(default)s)"),
     ]
     drawn = [
         add("--draws", type=positive, default=10, metavar="N", help="worlds for the ranges (%(default)s)"),
-        add("--picture", type=Path, metavar="PNG", help="draw requests running and the speed against threshold and k"),
+        add("--picture", type=Path, metavar="PNG", help="draw running requests and speed by threshold and k"),
     ]
     add("--json", type=Path, metavar="OUT", help="write all figures here")
     parser.set_defaults(planned=planned, drawn=drawn)
@@ -173,9 +175,9 @@ def _recipe(args: argparse.Namespace) -> int:
 
 
 def _clock(args: argparse.Namespace, recipe: Recipe, plan: Setup, shape: Shape) -> tuple[Device | None, Cost, str]:
-    """The device, None where its steps were measured, their cost, and what it is from.
+    """The device (None if its steps were measured), the cost of its steps, and where the cost is from.
 
-    Raises LabError if there is no clock of that device, or --device names another.
+    Raises LabError if the device has no clock, or --device names another one than the recipe.
     """
     kind = recipe.cluster.device
     name = {"npu": "910C", "cuda": "H100"}.get(kind)
@@ -208,7 +210,7 @@ def _acceptances(
     sources: Sequence[str],
     progress: Callable[[str], None],
 ) -> tuple[Acceptance, Acceptance]:
-    """With all siblings, and with those that meet by chance when they are spread over the engines."""
+    """Acceptance with all siblings on one engine, and with those that meet if they are spread over the engines."""
     answers = read_answers(args.acceptance or RECORDING)
     factor = args.factor
     ks = tuple(sorted({1, 2, 3, 4, 6, 8, 15, plan.k}))

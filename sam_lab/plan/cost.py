@@ -20,14 +20,14 @@ Float64 = npt.NDArray[np.float64]
 class Device:
     """A die. Peaks are quoted; the shares of them that are reached are assumptions.
 
-    bandwidth: bytes a second of memory; flops: a second, dense bf16; link: bytes a second to the other dies, one way.
+    bandwidth: memory, bytes per second; flops: per second, dense bf16; link: bytes per second to other dies, one way.
     collective, exchange: seconds before the first byte of an all-reduce, and of an all-to-all of experts.
     launch: host seconds an operator in eager mode. operators, expert_operators: operators that vllm-ascend 0.11
-    launches a layer, counted in its source: norm, qkv, two norms of q and k, rope, cache, attention, output,
+    launches per layer, counted in its source: norm, qkv, two norms of q and k, rope, cache, attention, output,
     all-reduce, norm, two matrix products and an activation, all-reduce; with experts instead of the MLP router, top-k,
     cast, dispatch, two grouped products, activation, combine, and the padding, slicing and gathering around them.
     draft_context: attention's cost of a draft token, as a share of that of its request's context without drafts; 0.43
-    was measured on a CPU, the 910C's operator is not known. verify, max_verify: seconds a layer by which a step with
+    was measured on a CPU, the 910C's operator is not known. verify, max_verify: seconds per layer by which a step with
     drafts is longer, whatever it reads and
     computes: waits of the host for the device; and at most.
     """
@@ -62,10 +62,10 @@ H100: NVIDIA's data sheet; launch is an assumption."""
 @dataclass(frozen=True)
 class Cost:
     """Seconds of a step: max(floor, f(rows) + context * thousands + draft_context * thousands of the drafts' contexts),
-    and `verify` more where there are drafts.
+    and `verify` more if it has drafts.
 
     The floor is the host's time to launch a step in eager mode, while the device computes. `RunningCost` has the form
-    that sam_core.budget.choose takes. prefill: seconds a prompt token.
+    that sam_core.budget.choose expects. prefill: seconds per prompt token.
     """
 
     rows: Float64
@@ -77,11 +77,11 @@ class Cost:
     verify: float = 0.0
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
-        """f(rows) and not under the floor."""
+        """f(rows), but at least the floor."""
         return np.maximum(self.floor, self.device(np.asarray(rows, float)))
 
     def device(self, rows: Float64) -> Float64:
-        """f(rows); beyond the last known number of rows proportional to the rows."""
+        """f(rows); beyond the largest known number of rows it is proportional to the rows."""
         inside = np.interp(rows, self.rows, self.seconds)
         return np.where(rows > self.rows[-1], self.seconds[-1] * rows / self.rows[-1], inside)
 
@@ -95,12 +95,12 @@ class Cost:
         draft_growth: Float64,
         share: float = 1.0,
     ) -> float:
-        """Seconds of equal steps, in each of which the slowest rank counts.
+        """Seconds of equal steps; the slowest rank determines each.
 
         Args:
-            rows, context, draft_context: [ranks], tokens at the first step.
-            growth, draft_growth: [ranks], tokens by which the contexts grow a step.
-            share: of the steps that have drafts.
+            rows, context, draft_context: [ranks], tokens in the first step.
+            growth, draft_growth: [ranks], tokens by which the contexts grow per step.
+            share: share of the steps that have drafts.
         """
         first = self.device(rows) + (self.context * context + self.draft_context * draft_context) / 1000
         slope = (self.context * growth + self.draft_context * draft_growth) / 1000
@@ -122,7 +122,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class RunningCost:
-    """A cost for sam_core.budget.choose, of steps of `running` requests that hold `thousands` of tokens each.
+    """The cost of steps of `running` requests with `thousands` of tokens each, for sam_core.budget.choose.
 
     `choose` adds the cost of contexts to that of rows; here the floor covers their sum, so all of it is part of the
     rows.
@@ -134,7 +134,7 @@ class RunningCost:
     context = draft_context = verify = 0.0
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
-        """Seconds of steps of so many rows; those beyond `running` are draft tokens."""
+        """Seconds of steps with these numbers of rows; rows beyond `running` are draft tokens."""
         rows = np.asarray(rows, float)
         contexts = self.cost.context * self.running + self.cost.draft_context * (rows - self.running)
         seconds = np.maximum(self.cost.floor, self.cost.device(rows) + contexts * self.thousands)
@@ -142,7 +142,7 @@ class RunningCost:
 
 
 def roofline(shape: Shape, tensor: int, expert: int, device: Device, eager: bool = True, most: int = 4096) -> Cost:
-    """A step of an engine of `tensor` dies; experts spread over `expert` dies (1: over the engine's own)."""
+    """Cost of a step of an engine on `tensor` dies, experts spread over `expert` dies (1: over the engine's own)."""
     rows = np.unique(np.concatenate([np.arange(1, 65), np.geomspace(65, most, 64).astype(int)])).astype(float)
     dense = shape.parameters - shape.expert_parameters
     experts: float | Float64 = shape.expert_parameters / max(expert, tensor)
@@ -175,7 +175,8 @@ def roofline(shape: Shape, tensor: int, expert: int, device: Device, eager: bool
 
 
 def fitted(steps: Sequence[dict[str, Any]]) -> Cost:
-    """From steps as `engine-replay` records them (steps.json): running, rows, drafted, context, prefill and s, seconds.
+    """The cost fitted to the steps of an `engine-replay` (steps.json): running, rows, drafted, context, prefill, and s,
+    the seconds.
 
     Raises ValueError if no step decodes.
     """
@@ -193,7 +194,7 @@ def fitted(steps: Sequence[dict[str, Any]]) -> Cost:
 
 
 def read_seconds(cost: Cost, steps: Sequence[dict[str, Any]]) -> float:
-    """Seconds of the steps that read prompts beyond those of the same steps without prompts."""
+    """How many seconds longer the steps that read prompts are than the same steps without prompts."""
     reading = [s for s in steps if s["prefill"] and s["rows"] > s["running"]]
     beyond = (s["s"] - float(cost.rows_cost(s["running"])) - cost.context * s["context"] / 1000 for s in reading)
     return max(0.0, sum(beyond))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of a rollout, from event to event: requests start, end, are preempted, or get longer than a bin of positions.
+"""Engines of a rollout, simulated from event to event: a request starts, ends, is preempted or enters the next bin of
+positions.
 
 Between two events every step has the same requests with the same expected gains, so a stretch of steps is one
-calculation. A request advances by 1 + gain tokens a step, gain being the expected number of accepted draft tokens.
+calculation. A request advances by 1 + gain tokens per step, where gain is the expected number of accepted draft tokens.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ EDGES = np.array([128, 256, 512, 1024, 2048, 4096, 8192, 16384, 26000])
 and where the article's curve rises."""
 BINS = len(EDGES) + 1
 BLOCK = 16
-"""Tokens of a block of keys and values: an engine keeps one free for each request before it starts another."""
+"""Tokens per block of keys and values. Before an engine starts a request, it keeps one block free for each."""
 DONE = 1e-6
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Expected accepted and drafted tokens a request and step.
+    """Expected accepted and drafted tokens per request and step.
 
-    gain, drafted: [S + 1, BINS], by requests running (0 .. S) and position in the answer. share: likewise, of the steps
-    that have drafts; None: all.
+    gain, drafted: [S + 1, BINS], by the number of running requests (0 .. S) and the position in the answer.
+    share: likewise, the share of the steps that have drafts; None: all have.
     """
 
     gain: Float64
@@ -46,7 +47,7 @@ class Policy:
 
 @dataclass
 class Trace:
-    """Stretches of equal steps. start: seconds before each; running: [stretch, ranks]; emitted: tokens of each."""
+    """Stretches of equal steps. start: clock at the start of each; running: [stretch, ranks]; emitted: its tokens."""
 
     start: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -62,7 +63,7 @@ class Trace:
         return self.start[-1] + self.seconds[-1] if self.start else 0.0
 
     def max_running(self) -> npt.NDArray[np.int64]:
-        """[stretch], of the fullest rank."""
+        """[stretch], running requests of the fullest rank."""
         return np.array([running.max() for running in self.running])
 
     def tail(self, threshold: int) -> float:
@@ -75,11 +76,11 @@ class Engines:
     """Ranks that share a clock: one engine, or data-parallel ranks that meet in every step (experts spread over them).
 
     Args:
-        prompts, answers: of each rank, tokens of its requests in order of arrival.
+        prompts, answers: for each rank, tokens of its requests in order of arrival.
         slots: requests that a rank runs at once.
         capacity: tokens of keys and values that a rank holds.
-        cached: of each rank, tokens of each prompt that an earlier request has read.
-        states: what a running request holds beside its tokens, in tokens.
+        cached: for each rank, tokens of each prompt that an earlier request has read.
+        states: memory of a running request's states, in tokens.
     """
 
     prompts: Sequence[npt.NDArray[np.int64]]
@@ -95,7 +96,7 @@ class Engines:
             if len(a) and (p + a).max() + BLOCK + self.states > self.capacity:
                 raise ValueError(
                     f"the longest request has {(p + a).max():,} tokens, and {self.capacity - self.states:,.0f} fit: "
-                    "take a larger tensor parallel size or shorter answers"
+                    "choose a larger tensor parallel size or shorter answers"
                 )
         self.queue = [list(range(len(a)))[::-1] for a in self.answers]  # the next one last
         self.number = np.full((ranks, self.slots), -1)
@@ -105,7 +106,7 @@ class Engines:
         self.arrival = np.zeros((ranks, self.slots), np.int64)
         self.saved: dict[tuple[int, int], float] = {}
         self.clock, self.arrived = 0.0, 0
-        self.reading = 0.0  # seconds of prompts that the next step reads
+        self.reading = 0.0  # seconds in which the next step reads prompts
         self.trace = Trace()
 
     def copy(self) -> Engines:
@@ -119,7 +120,7 @@ class Engines:
 
     def run(self, cost: Cost, policy: Policy, until: int = 0) -> Trace:
         """Continue until every request has ended, or until at most `until` requests run on each rank."""
-        moving = policy.gain.max(axis=1) > 0  # by requests running: whether there are drafts
+        moving = policy.gain.max(axis=1) > 0  # whether there are drafts, by the number of running requests
         while True:
             self.reading += self._start(cost)
             busy = self.number >= 0
@@ -141,7 +142,7 @@ class Engines:
             self._advance(steps, cost, running, rate, context, drafted, share)
 
     def _start(self, cost: Cost) -> float:
-        """Give free slots to waiting requests; returns seconds of reading their prompts."""
+        """Give free slots to waiting requests; returns the seconds in which their prompts are read."""
         longest = 0.0
         for rank, queue in enumerate(self.queue):
             if not queue:
@@ -181,10 +182,10 @@ class Engines:
         at: npt.NDArray[np.int64] | None,
         moving: npt.NDArray[np.bool_],
     ) -> int:
-        """Steps until the next event: an answer ends, one gets into the next bin, or memory runs out on a rank.
+        """Steps until the next event: an answer ends or enters the next bin, or memory runs out on a rank.
 
-        held: [ranks], tokens, with what states take. at: [ranks, slots], bin of each position; None where positions do
-        not matter.
+        held: [ranks], tokens including states. at: [ranks, slots], the bin of each position; None if positions do not
+        matter.
         """
         busy = rate > 0
         steps = ((self.length - self.position)[busy] / rate[busy]).min()
@@ -237,7 +238,7 @@ class Engines:
             self._preempt()
 
     def _preempt(self) -> None:
-        """Where the next step does not fit into memory, preempt the latest request, which is read again later."""
+        """Preempt a rank's latest requests until its next step fits into memory; they are read again later."""
         for rank in range(len(self.queue)):
             busy = self.number[rank] >= 0
             stored = (self.prompt[rank] + self.position[rank])[busy].sum()

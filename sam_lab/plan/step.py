@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One DAPO step: answers dealt to engines, rounds of generation, training."""
+"""One DAPO step: distribute the answers over engines, generate in rounds, train."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sam_lab.plan.cost import Cost
 from sam_lab.plan.simulate import Engines, Policy, Trace
 
 SWITCHING = 40.0
-"""Seconds a round of exchanging weights: an assumption, of the order that the article's rollouts leave for it."""
+"""Seconds per round for exchanging weights: an assumption, about the time that the article's rollouts leave for it."""
 TRAINING = 1.04e-13
-"""Seconds a trained token and active parameter, of one die: `python -m sam_lab plan-article` fits it."""
+"""Die seconds of training per token and active parameter; fitted by `python -m sam_lab plan-article`."""
 SPREAD = 0.6
-"""Sigma of the logarithm of the lengths of answers: the same."""
+"""Standard deviation of the logarithm of the answers' lengths; fitted likewise."""
 Int64 = npt.NDArray[np.int64]
 
 
@@ -30,9 +30,9 @@ Int64 = npt.NDArray[np.int64]
 class Setup:
     """A recipe's rollout.
 
-    data: ranks of an engine that meet in every step, as experts are spread over them; 1: engines are independent.
-    gen_prompts: prompts of a round; rounds: rounds of generation a step. capacity: tokens of keys and values a rank
-    holds, if it holds nothing else. training: seconds a trained token and active parameter, of one die.
+    data: ranks of an engine that run each step together, as experts are spread over them; 1: engines are independent.
+    gen_prompts: prompts per round; rounds: rounds of generation per step. capacity: tokens of keys and values that a
+    rank holds, if it holds nothing else. training: die seconds per trained token and active parameter.
     """
 
     name: str
@@ -65,9 +65,9 @@ class Setup:
 
 
 def setup(recipe: Recipe, shape: Shape, threshold: int, k: int, kept: float) -> Setup:
-    """From a recipe. kept: share of the groups that dynamic sampling keeps.
+    """The setup of a recipe. kept: share of the groups that dynamic sampling keeps.
 
-    Raises ValueError if the recipe does not fit its dies, or says too little.
+    Raises ValueError if the recipe does not fit its dies, or lacks a value.
     """
     if recipe.cluster.die_memory is None:
         raise ValueError(f"{recipe.name} does not say cluster.die_memory: set it as key=value")
@@ -101,7 +101,7 @@ def setup(recipe: Recipe, shape: Shape, threshold: int, k: int, kept: float) -> 
 
 
 def deal(lengths: Int64, ranks: int, routing: str) -> list[Int64]:
-    """Deal the answers of a round, [prompts, n] lengths, to ranks; all are requested at once.
+    """Distribute the answers of a round, lengths [prompts, n], over ranks; all are requested at once.
 
     routing: `spread`, each answer to the next rank; `sticky`, as sam_core.engines.routing keeps the answers to a prompt
     together.
@@ -128,7 +128,7 @@ def engines(plan: Setup, lengths: Int64, routing: str = "spread", k: int = 0) ->
 
 
 def loaded(plan: Setup, dealt: Sequence[Int64], k: int = 0) -> list[Engines]:
-    """The engines of ranks that were dealt these answers."""
+    """The engines whose ranks got these answers."""
     groups = [dealt[i : i + plan.data] for i in range(0, plan.ranks, plan.data)]
     prompts = [[np.full(len(answers), plan.prompt_tokens) for answers in group] for group in groups]
     return [
@@ -139,7 +139,7 @@ def loaded(plan: Setup, dealt: Sequence[Int64], k: int = 0) -> list[Engines]:
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds of a round: mean over ranks, the slowest rank, and with few requests running."""
+    """Seconds of a round: the mean over ranks, the slowest rank, and the tail."""
 
     mean: float
     longest: float
@@ -148,7 +148,7 @@ class Round:
 
     @staticmethod
     def of(traces: Sequence[Trace], threshold: int) -> Round:
-        """From the engines' traces; ranks that meet in every step end together."""
+        """The round of the engines' traces; ranks that run each step together end together."""
         totals, tails = [t.total for t in traces], [t.tail(threshold) for t in traces]
         return Round(float(np.mean(totals)), max(totals), float(np.mean(tails)), tuple(traces))
 
@@ -172,7 +172,7 @@ class Tails:
         return Tails(plan, cost, tuple(loaded), max_running)
 
     def run(self, policy: Policy, threshold: int) -> Round:
-        """Continue with a policy that drafts at most while `max_running` requests run; `threshold`: of the tail."""
+        """Continue with a policy that drafts only while at most `max_running` requests run. threshold: the tail's."""
         if policy.gain[self.max_running + 1 :].any():
             raise ValueError(f"the policy drafts beyond {self.max_running} running requests, where this round did not")
         return Round.of([engine.copy().run(self.cost, policy) for engine in self.waiting], threshold)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe's step under every policy, with ranges."""
+"""Predict a recipe's step under every policy, with ranges."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from sam_lab.plan.step import SWITCHING, Round, Setup, Tails, engines
 
 THRESHOLDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SEEDS = (0, 1, 2)
-"""Of the lengths with which policies and ways of routing are compared: where the longest answer waits is random."""
+"""Seeds of the lengths for comparing policies and routing: on which engine the longest answer waits is random."""
 WORST = 0.1
-"""Share of the worlds below the lower end of a range, by which switches are recommended."""
+"""Share of the samples below the lower end of a range; switches are recommended by this end."""
 
 
-class Sampled(Protocol):
+class LengthSource(Protocol):
     """A source of lengths."""
 
     @property
     def mean(self) -> float: ...
 
-    def longer(self, factor: float) -> Sampled: ...
+    def longer(self, factor: float) -> LengthSource: ...
 
     def sample(self, prompts: int, n: int, rng: np.random.Generator) -> Int64: ...
 
@@ -40,11 +40,11 @@ class Sampled(Protocol):
 class Inputs:
     """Inputs of a plan.
 
-    together: acceptance where all siblings share an engine; spread: where they are dealt to all engines.
+    together: acceptance if all siblings share an engine; spread: if they are spread over all engines.
     """
 
     plan: Setup
-    lengths: Sampled
+    lengths: LengthSource
     cost: Cost
     together: Acceptance
     spread: Acceptance
@@ -55,7 +55,7 @@ class Inputs:
         return self.together if self.routing == "sticky" else self.spread
 
     def varied(self, rng: np.random.Generator, device: Device | None, likely: tuple[float, float]) -> Inputs:
-        """Random costs, acceptance and lengths within their bounds. likely: bounds of the factor of acceptance."""
+        """These inputs with random costs, acceptance and lengths. likely: bounds of the factor of acceptance."""
         factor = float(rng.uniform(*likely))
         if device is None:  # fitted to a log
             cost = self.cost.scaled(float(rng.uniform(0.95, 1.05)))
@@ -77,7 +77,7 @@ class Inputs:
 
 
 def seconds_of_step(plan: Setup, longest: float, trained: float) -> tuple[float, float]:
-    """Rollout and step, seconds, from the slowest engine's round and the tokens that are trained on."""
+    """Seconds of rollout and step, from the slowest engine's round and the trained tokens."""
     rollout = plan.rounds * (longest + SWITCHING)
     return rollout, rollout + plan.training * trained * plan.shape.active_parameters / plan.dies
 
@@ -85,14 +85,14 @@ def seconds_of_step(plan: Setup, longest: float, trained: float) -> tuple[float,
 def rounds_of(
     inputs: Inputs, seed: int, pairs: Sequence[tuple[int, int]], auto: bool, progress: Callable[[], None] = lambda: None
 ) -> dict[Any, Round]:
-    """A round under `off`, each (threshold, k) of `batch`, and `auto`, on the same lengths."""
+    """Rounds with the same lengths under `off`, under `batch` with each (threshold, k), and under `auto`."""
     plan, cost = inputs.plan, inputs.cost
     lengths = inputs.lengths.sample(plan.gen_prompts, plan.n, np.random.default_rng(seed))
     late = [threshold for threshold, _ in pairs if threshold < plan.slots]
 
     @cache
     def started(k: int) -> tuple[Tails, Tails]:
-        """Engines with room for drafts of k tokens: at their start, and in their tails."""
+        """Engines with memory for drafts of k tokens, at their start and in their tails."""
         loaded = engines(plan, lengths, inputs.routing, k)
         fresh = Tails(plan, cost, tuple(engine.copy() for engine in loaded), plan.slots)
         return fresh, Tails.of(plan, cost, loaded, max(late, default=plan.threshold))
@@ -126,9 +126,8 @@ def study(
 ) -> dict[str, Any]:
     """The figures of the report.
 
-    `figures` are medians over the worlds, `ranges` their 10 to 90 %. `best` is the
-    batch switch that gains the most in the worst tenth of the worlds. `traces` has those of the first round, for the
-    picture.
+    `figures` are medians over the samples, `ranges` their 10 to 90 % intervals. `best` is the batch switch with the
+    highest gain in the worst tenth of the samples. `traces` are those of the first round, for the picture.
     """
     plan = inputs.plan
     current = (min(plan.threshold, plan.slots), plan.k)

@@ -10,14 +10,14 @@ from llm_rl.layout import GIB
 from sam_lab.plan.step import Setup
 
 INDEX = (46.3, 99.4)
-"""Bytes of host memory a token while one of its group runs: request alone, request and group.
+"""Bytes of host memory per token while a request of its group runs: with source request, with request and group.
 
 See docs/design-sam-core.md.
 """
 MAX_LOSS = 0.02
-"""Of the rollout in the worst tenth of the worlds, beyond which a switch is not recommended."""
+"""A switch that loses more than this share of the rollout in the worst tenth of the samples is not recommended."""
 TEXT = 4
-"""Bytes a token that stays for the history."""
+"""Bytes per token kept for the history."""
 
 
 def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: float) -> list[str]:
@@ -54,14 +54,14 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
     preempted = result["figures"]["off"]["preempted"]
     if preempted > 0.1 * plan.gen_prompts * plan.n:
         advice.append(
-            f"Memory ends before max_num_seqs does: {preempted:,.0f} preemptions a round, each of which reads a "
-            "request anew. Lower rollout.max_num_seqs or take a larger tensor parallel size."
+            f"Memory ends before max_num_seqs does: {preempted:,.0f} preemptions per round, each of which reads a "
+            "request anew. Lower rollout.max_num_seqs or choose a larger tensor parallel size."
         )
     routing = result["routing"]
     if routing["sticky"]["batch_s"] < 0.98 * routing["spread"]["batch_s"]:
         advice.append(
             f"Send a prompt's answers to one engine (the recipes do): "
-            f"{routing['spread']['batch_s'] / routing['sticky']['batch_s']:.3f} times as fast a round."
+            f"{routing['spread']['batch_s'] / routing['sticky']['batch_s']:.3f} times as fast per round."
         )
     elif routing["sticky"]["batch_s"] > 1.02 * routing["spread"]["batch_s"]:
         advice.append(
@@ -79,7 +79,7 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
 
 
 def growth(plan: Setup, mean: float) -> dict[str, float]:
-    """What grows: with prompts and answers a round over the ranks, with the epochs' prompts, with the dies."""
+    """What grows with the prompts and answers per round and rank, with the prompts of an epoch, and with the dies."""
     tokens = plan.gen_prompts * plan.n * (mean + plan.prompt_tokens)
     running = min(math.ceil(plan.gen_prompts * plan.n / plan.ranks), plan.slots)
     groups = math.ceil(running / plan.n)
@@ -96,11 +96,11 @@ def growth(plan: Setup, mean: float) -> dict[str, float]:
 
 
 def growing(plan: Setup, mean: float) -> list[str]:
-    """The same in words."""
+    """`growth` in words."""
     g = growth(plan, mean)
     return [
         f"index: about {g['index_bytes_engine'] / GIB:.2f} GiB of host memory an engine, for the groups that run at "
-        f"once at full length or for the whole round, whichever is less, at {INDEX[1]} bytes a token "
+        f"once at full length or for the whole round, whichever is less, at {INDEX[1]} bytes per token "
         f"({g['index_bytes_engine_request_only'] / GIB:.2f} at {INDEX[0]}, request alone); grows with max_num_seqs, "
         "answers and length",
         f"history: {g['history_bytes_engine_step'] / (1 << 20):,.0f} MiB of text an engine and step at {TEXT} bytes a "

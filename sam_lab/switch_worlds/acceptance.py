@@ -19,16 +19,16 @@ TABLE = Path(__file__).with_name("acceptance.jsonl")
 K = 8
 """Longest draft."""
 RUNS, STEPS = 8, 32
-"""Answers of a set, and drafts that follow each other in each of them."""
+"""Answers of a set, and consecutive drafts in each answer."""
 BINS = 24
-"""Of scores."""
+"""Number of bins of scores."""
 
 
 @dataclass(frozen=True)
 class Record:
     """Drafts of one set of recordings.
 
-    scores: float32 [RUNS, STEPS, K], the pool's estimate that a draft is accepted up to each token; 0 behind its end.
+    scores: float32 [RUNS, STEPS, K], the pool's estimate that a draft is accepted up to each token; 0 after its end.
     truth: [RUNS, STEPS, K], the true probability of that, which depends on the score alone.
     """
 

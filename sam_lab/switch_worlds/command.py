@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab switch-worlds`: time that switch `auto` loses in random worlds, against an oracle.
+"""`python -m sam_lab switch-worlds`: how much slower switch `auto` is than an oracle in random worlds.
 
 Each seed draws a machine (what a step costs by its tokens, flat, linear or with a knee, padded to captured sizes or
 not; contexts; a constant for verification in a quarter of the worlds; noise, bursts, drift, changes of speed), a load
-(a rollout whose batch falls, or prompts that come all the time) and drafts, whose acceptance is taken from recordings.
-Regret is the share of time that an oracle would have saved, which knows all this and chooses the drafts that give the
-most tokens a second in each of these steps. Neither the switch nor the oracle knows which prompts the scheduler adds to
-a step: the oracle expects as many as in the latest steps. In the line `with foresight` it knows that too. One world in
-ten has a busy machine, whose other work changes the time of each step.
+(a rollout whose batch shrinks, or prompts that arrive all the time) and drafts, whose acceptance comes from recordings.
+Regret is the share of the time that an oracle would have saved. The oracle knows all this and chooses the drafts that
+give the most tokens per second in each step. Neither the switch nor the oracle knows which prompts the scheduler adds
+to a step: the oracle expects the same number as in the latest steps. In the line `with foresight` it knows that too.
+One world in ten has a busy machine, whose other work changes the time of each step.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sam_core.files import write_json
 from sam_lab.cli import check_outputs, non_negative, positive
 from sam_lab.evidence import worlds as evidence
 from sam_lab.switch_worlds import acceptance
-from sam_lab.switch_worlds.world import ARMS, THRESHOLD, World, play
+from sam_lab.switch_worlds.world import ARMS, THRESHOLD, Scenario, play
 
 MIN_GAIN = 1.005
-"""Drafts never pay in a world in which the oracle is not faster than plain decoding by more than this factor."""
+"""In a world where the oracle is faster than plain decoding by less than this factor, drafts never pay."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,22 +40,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=non_negative,
         default=0,
         metavar="N",
-        help="of the first world; the next one has the next seed (0)",
+        help="seed of the first world; the next one has the next seed (default 0)",
     )
     add("--device", choices=evidence.NAMES, metavar="DEVICE", help=f"costs of a device: {', '.join(evidence.NAMES)}")
     add("--json", type=Path, metavar="OUT", help="write all worlds here")
 
 
 def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians and tails over worlds that `play` returned.
+    """Medians and tails over what `play` returned.
 
-    quiet, busy: of the worlds with such a machine, {} without any:
-        regret, regret_foresight, regret_batch, regret_plain: [median, 99th percentile, largest] of switch auto, of it
-        against an oracle with foresight, of switch batch and of plain decoding.
-        never: worlds in which drafts never pay.
-        plain: [median, smallest] throughput in them against plain decoding, of auto.
-        gain: [median, 99th percentile] of the oracle over plain decoding.
-    host: mean seconds a step that the switch itself takes, measured.
+    quiet, busy: figures of the worlds with a quiet and with a busy machine; {} if there are none:
+        regret, regret_batch, regret_plain: [median, 99th percentile, largest] regret of switch auto, switch batch and
+            plain decoding; regret_foresight: that of switch auto against the oracle with foresight.
+        never: number of worlds in which drafts never pay.
+        plain: [median, smallest] throughput of auto over plain decoding in these worlds.
+        gain: [median, 99th percentile] of the oracle's throughput over plain decoding.
+    host: mean seconds per step that the switch itself takes, measured.
     """
     figures: dict[str, Any] = {"worlds": len(worlds), "host": float(np.mean([w["host"] for w in worlds]))}
     for kind, busy in (("quiet", False), ("busy", True)):
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     device = evidence.worlds([args.device])[0] if args.device else None
     progress, start = Progress(), time.monotonic()
     for seed in range(args.seed, args.seed + args.worlds):
-        worlds.append({"seed": seed} | play(World(seed, records, device)))
+        worlds.append({"seed": seed} | play(Scenario(seed, records, device)))
         progress.show(f"{len(worlds)} of {args.worlds} worlds, {time.monotonic() - start:.0f} s")
     progress.clear()
     figures = summary(worlds)
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         if of["never"]:
             print("; auto has {:.3f} of plain decoding, in the worst {:.3f}".format(*of["plain"]), end="")
         print()
-    print(f"the switch itself takes {1e6 * figures['host']:.0f} us a step")
+    print(f"the switch itself takes {1e6 * figures['host']:.0f} us per step")
     if args.json:
         write_json(args.json, figures | {"each": worlds})
     return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines, loads and drafts drawn at random, and a run of switch `auto` in them."""
+"""Random machines, loads and drafts, and a run of switch `auto` on them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from sam_lab.switch_worlds.acceptance import Record
 Float64 = npt.NDArray[np.float64]
 
 THRESHOLD = 8
-"""Of the switch `batch` that is compared: k draft tokens while at most so many requests run."""
+"""The compared switch `batch` drafts k tokens while at most this many requests run."""
 STEPS = (600, 2000)
 ARMS = ("auto", "best", "foresight", "plain", "batch")
 SIZES = {"multiples of 8": [1, 2, 4, *range(8, 513, 8)], "powers of 2": [1 << i for i in range(10)]}
-"""Captured sizes; larger steps are not padded."""
+"""Captured batch sizes; larger steps are not padded."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """True cost of a step, in the form that sam_core.budget.choose takes.
+    """True cost of a step, in the form that sam_core.budget.choose expects.
 
-    Seconds: f(rows + prompt_rows) + context * (thousands of tokens held + read) + draft_context * those of draft
-    tokens' requests, with f = fixed + row * max(knee, rows), rows padded to the next of `sizes`; with drafts `verify`
-    more.
+    A step takes f(rows + prompt_rows) + context * (thousands of tokens held + read) + draft_context * (for each draft
+    token, the thousands of tokens of its request) seconds, and `verify` more if it has drafts. Here f is
+    fixed + row * max(knee, rows), with rows padded to the next of `sizes`.
     """
 
     fixed: float
@@ -56,14 +56,14 @@ class Curve:
         return self.fixed + self.row * np.maximum(self.knee, rows)
 
     def step(self, given: npt.NDArray[np.int32], contexts: Float64) -> float:
-        """Seconds of a step of requests with `contexts` thousand tokens and `given` draft tokens each."""
+        """Seconds of a step whose requests have `contexts` thousand tokens and `given` draft tokens each."""
         rows = float(self.rows_cost(len(contexts) + int(given.sum()))) + self.verify * bool(given.any())
         return rows + self.context * (contexts.sum() + self.read) + self.draft_context * float(given @ contexts)
 
 
 @dataclass(frozen=True)
 class Clocked(Curve):
-    """A device of the command `evidence`: f is its cost's, at least the host's time to launch a step."""
+    """A device of the command `evidence`: f is that of its cost, and at least the host's time to launch a step."""
 
     cost: Cost | None = None
 
@@ -79,7 +79,7 @@ class Clocked(Curve):
 
 @dataclass(frozen=True)
 class Expected:
-    """Mean cost of steps that read each of these numbers of prompt tokens."""
+    """Mean cost over steps that read 0, 1, ... prompt tokens: one step for each number in `read`."""
 
     curve: Curve
     read: Sequence[int]
@@ -101,11 +101,11 @@ class Expected:
         return self.curve.rows_cost(np.atleast_1d(rows)[None, :] + more).mean(0)
 
 
-class World:
-    """All that a seed determines: costs and when they change, bursts, drift, noise; requests; drafts.
+class Scenario:
+    """Everything that a seed determines: costs and when they change, bursts, drift, noise; requests; drafts.
 
-    device: gives the costs, which then do not change but in speed.
-    busy: the machine does other work too, which changes the time of each step.
+    device: if given, the costs are those of this device, and only its speed changes.
+    busy: whether the machine does other work too, which changes the time of each step.
     """
 
     def __init__(self, seed: int, records: Sequence[Record], device: evidence.World | None = None) -> None:
@@ -120,7 +120,7 @@ class World:
         self.steps = round(between(*STEPS))
         self.k = int(rng.choice([3, 3, 5, 8]))
         self.record = records[int(rng.integers(len(records)))]
-        # the load: rollouts of `asked` prompts, or an endless one; at most `most` requests run
+        # the load: rollouts of `asked` prompts each, or endless requests; at most `most` requests run
         self.most = round(between(1, 256))
         self.serving = maybe(0.4)
         self.asked = round(self.most * rng.uniform(1, 3))
@@ -158,7 +158,7 @@ class World:
                 self.curves.append(self._curve(form, pads))
             self.which[at:] = len(self.curves) - 1
         self.slow = np.exp(log_speed)
-        # of its own generator, so that the rest of a world does not depend on it
+        # a second generator, so that the values above do not depend on these
         more = np.random.default_rng([seed, 1])
         self.verify = float(more.uniform(0.1, 1)) * self.plain if more.random() < 0.25 else 0.0
         self.curves = [replace(curve, verify=self.verify) for curve in self.curves]
@@ -169,7 +169,7 @@ class World:
             self.curves = [Clocked.of(device)] * len(self.curves)
 
     def _curve(self, form: str, pads: str) -> Curve:
-        """A plain step of `most` requests takes self.plain seconds, a share of them for contexts of usual length."""
+        """A curve on which a plain step of `most` requests takes self.plain seconds, a share of it for contexts."""
         rng = self.rng
         usual = self.most * (self.prompt + self.answer / 2) / 1000
         rows = self.plain * (1 - self.share)
@@ -187,9 +187,9 @@ class World:
 
 
 class _Requests:
-    """Requests by slot: tokens held, to read and to write, and the place of their drafts in the record."""
+    """Requests by slot: their tokens held, to read and to write, and where in the record their drafts are."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Scenario) -> None:
         self.world = world
         n = world.most
         self.running = np.zeros(n, bool)
@@ -222,7 +222,7 @@ class _Requests:
         self.at[free] = rng.integers(world.record.scores.shape[1], size=len(free))
 
     def read(self) -> int:
-        """A step's prompt tokens, in the order of slots, up to the chunk."""
+        """Read prompts in the order of slots, up to the chunk; returns the number of tokens read."""
         reading = np.flatnonzero(self.running & (self.unread > 0))
         if not len(reading):
             return 0
@@ -232,15 +232,16 @@ class _Requests:
         return int(taken.sum())
 
 
-def play(world: World) -> dict[str, Any]:
-    """Run switch `auto` through a world.
+def play(world: Scenario) -> dict[str, Any]:
+    """Run switch `auto` through a scenario.
 
     Returns:
-        Seconds that its tokens took (`auto`), and that the same tokens would have taken in the same steps: `best`, each
-        step with the drafts that an oracle gives, who knows costs and acceptance, and of prompts what the latest steps
-        read, as drafts are given before a step is scheduled; `foresight`, of one who knows that, too; `plain`, without
-        drafts; `batch`, by the rule of switch `batch`. Noise is left out, and all tokens count as often as is expected
-        of them. host: mean seconds a step that the switch itself took on this processor.
+        seconds: the time of its tokens (`auto`), and the time that the same tokens would have taken with other drafts:
+            `best`, the drafts of an oracle that knows costs and acceptance, but expects the prompt tokens of the latest
+            steps, as drafts are chosen before a step is scheduled; `foresight`, those of an oracle that knows the
+            prompts too; `plain`, no drafts; `batch`, those of switch `batch`. All are expected values without noise.
+        drafted: verified draft tokens of `auto`.
+        host: mean seconds per step that the switch itself took on this processor.
     """
     rng, record, k = world.rng, world.record, world.k
     clock = [0.0]
@@ -313,18 +314,18 @@ def _judge(
     likely: Sequence[int],
     running: int,
 ) -> dict[str, float]:
-    """Seconds of the step as it was, and of the same tokens by others.
+    """Seconds of the step as it was, and of the same tokens with the drafts of the other ARMS.
 
-    Where prompts are read, which is needed in any case, more tokens than others give are worth what they take in a step
-    of the same requests without prompts, with the drafts that are best for it.
+    Prompts have to be read in any case. So in a step that reads some, a difference in tokens is priced at the time per
+    token of the best step of the same requests without prompts.
 
     Args:
         truth: [B, k], probability that drafts are accepted.
-        given: int32 [B], draft tokens that were given.
+        given: int32 [B], draft tokens that switch `auto` gave each request.
         contexts: [B], thousands of tokens.
         curve, with_prompts: what steps cost, without and with the prompts of this one.
-        likely: prompt tokens that it was as likely as not to read.
-        running: requests in the step, also those that read.
+        likely: numbers of prompt tokens that the oracle expects, each with the same probability.
+        running: requests in the step, including those that read prompts.
     """
     lengths = (truth > 0).sum(1).astype(np.int32)
     none = np.zeros_like(lengths)

@@ -100,14 +100,25 @@ def replay_in_prose():
 
 @pytest.mark.parametrize(
     ("page", "begin", "figures"),
-    [("docs/results.md", "<!-- end evidence-gains -->", evidence_in_prose)]
+    [(page, "<!-- end evidence-gains -->", evidence_in_prose) for page in ("docs/results.md", "docs/results.zh.md")]
     + [(page, "<!-- end evidence -->", replay_in_prose) for page in ("README.md", "README.zh.md")],
 )
 def test_figures_in_prose_are_those_of_their_records(page, begin, figures):
     text = (ROOT / page).read_text().partition(begin)[2].partition("\n## ")[0]
     text = re.sub(r"<!-- begin (\S+) -->.*<!-- end \1 -->", "", text, flags=re.DOTALL)
-    found = re.findall(r"(?<!vLLM )\b\d\.\d\d\b|(?<=[Ii]n )\d+(?= of)", text)
+    found = re.findall(r"(?<!vLLM )\b\d\.\d\d\b|(?<=[Ii]n )\d+(?= of)|(?<=情况中有 )\d+", text)
     assert found == [f"{x:.2f}" if isinstance(x, float) else str(x) for x in figures()]
+
+
+@pytest.mark.parametrize("name", ["gain", "gain-zh"])
+def test_picture_of_the_gain_is_that_of_its_record(name):
+    picture = (ROOT / "docs" / "pictures" / f"{name}.svg").read_text()
+    bars = re.findall(r'<rect x="172" .*?width="(\d+)".*?/><text.*?>([\d.]+)</text>', picture)
+    gains = []
+    for replayed in record("engine-replay-h200").values():
+        seconds = [replayed["arms"][arm]["seconds_by_batch"] for arm in ("plain", "ngram_gpu:3", "auto")]
+        gains += [batch[0] / ours for batch in zip(*seconds, strict=True) for ours in batch]
+    assert bars == [(f"{130 * gain:.0f}", f"{gain:.2f}") for gain in gains]
 
 
 @pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.parent.name)

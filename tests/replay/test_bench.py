@@ -114,7 +114,7 @@ def filled(figures, errors):
 
 
 def test_figures_by_hand():
-    """Geometric means over the sets; what failed fails its rows alone; draft lengths at equal tokens a step."""
+    """Geometric means over the sets; what failed fails its rows alone; draft lengths at equal tokens per step."""
     task, rival, arctic = Task("blend", "request", 8), Task("sglang", "request", 8), Task("arctic", "request", 8)
     figures = {at: {"x": (100 + 20 * i, 100 * i)} for i, at in enumerate(SWEEP)} | {NEWEST: {"x": (150, 400)}}
     figures |= {task: {"x": (400, 1), "y": (200, 1)}, rival: {"x": (100, 1), "y": (200, 1)}}
@@ -125,7 +125,7 @@ def test_figures_by_hand():
     assert row.peers["arctic"] == "not available: no compiler" and rows["chain k=8, request, private"].value == 1
     assert rows["chain k=8, group, shared"].error == "it broke" and not rows["chain k=8, group, shared"].met
     row = rows["drafted tokens for the acceptance of newest k=3"]
-    assert row.value == pytest.approx(2.5 / 4) and row.ours.median == 2.5 and row.note == "at 1.500 tokens a step"
+    assert row.value == pytest.approx(2.5 / 4) and row.ours.median == 2.5 and row.note == "at 1.500 tokens per step"
 
 
 def die(*task):

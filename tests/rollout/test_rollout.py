@@ -44,7 +44,7 @@ def validated(engines, first, prompts):
 def test_drafts_are_verified_and_logged(first):
     log = metrics(first)
     tokens = sum(len(answer) for rank in first for answer in rank["answers"])
-    assert log["rollout/spec/tokens"] == tokens > log["rollout/spec/request_steps"], "more than one a request and step"
+    assert log["rollout/spec/tokens"] == tokens > log["rollout/spec/request_steps"], "more than 1 per request and step"
     assert log["rollout/spec/proposed"] >= log["rollout/spec/drafted"] > 0 < log["rollout/spec/accepted"]
     assert {name.removeprefix(META) for rank in first for name in rank["meta_info"]} == {"0/1", "1/1"}
 

@@ -55,7 +55,7 @@ def test_ranges_hold_what_they_claim():
 @pytest.mark.slow
 def test_the_fit_gives_the_tail_its_speed_back():
     """The cost of a verifying step is that with which the simulated tail takes as much less as image 42's."""
-    model = article.Model(article.World.nominal(), (1,))
+    model = article.Model(article.Assumptions.nominal(), (1,))
     fit = model.fit()
     plan = quoted.CLUSTERS["32b"]
     drafts = model.acceptance(plan)
@@ -64,5 +64,5 @@ def test_the_fit_gives_the_tail_its_speed_back():
     rank = max(range(4), key=lambda rank: found["off"].traces[rank].total)
     off, on = (found[stage].traces[rank].tail(8) for stage in stages)
     assert on / off == pytest.approx(1061 / 1434, rel=1e-3)
-    accepted = article.Model(replace(article.World.nominal(), accepted=0.7), (1,)).fit()
+    accepted = article.Model(replace(article.Assumptions.nominal(), accepted=0.7), (1,)).fit()
     assert accepted.verify < 0.8 * fit.verify and accepted.tokens < fit.tokens

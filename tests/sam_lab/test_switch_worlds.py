@@ -11,13 +11,13 @@ import pytest
 from sam_lab.__main__ import main
 from sam_lab.switch_worlds import acceptance
 from sam_lab.switch_worlds.command import summary
-from sam_lab.switch_worlds.world import ARMS, World, play
+from sam_lab.switch_worlds.world import ARMS, Scenario, play
 
 RECORDS = acceptance.load()
 
 
 def test_auto_loses_little_in_worlds_that_it_does_not_know():
-    found = summary([play(World(seed, RECORDS)) for seed in range(500_000, 500_006)])["quiet"]
+    found = summary([play(Scenario(seed, RECORDS)) for seed in range(500_000, 500_006)])["quiet"]
     median, _, largest = found["regret"]
     assert median < 0.025 and largest < 0.08
     assert median < found["regret_batch"][0] and median < found["regret_plain"][0]
@@ -33,12 +33,12 @@ def test_auto_loses_little_in_worlds_that_it_does_not_know():
     ],
 )
 def test_drafts_that_never_pay_are_left(seed, share):
-    took = play(World(seed, RECORDS))["seconds"]
+    took = play(Scenario(seed, RECORDS))["seconds"]
     assert took["plain"] < 1.005 * took["best"] and took["plain"] > share * took["auto"]
 
 
 def test_no_step_beats_the_oracle_with_foresight():
-    took = play(World(500_100, RECORDS))["seconds"]
+    took = play(Scenario(500_100, RECORDS))["seconds"]
     assert took["foresight"] <= min(took[arm] for arm in ARMS) * (1 + 1e-9)
 
 

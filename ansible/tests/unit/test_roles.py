@@ -24,7 +24,7 @@ from role_files import ROLES, read, rendered, tasks
 
 from llm_rl.recipe import Backend
 
-IMAGE_LOCKS = sorted(ROLES.parents[1].glob("patches/*/image.lock"))
+IMAGE_LOCKS = sorted(ROLES.parents[1].glob("patches/vllm-*/image.lock"))
 BUILD = ROLES / "container_image/files/build.sh"
 TREES = {"vllm": "a" * 40, "verl": "b" * 40}
 PINS = {"name": "p", "module": {name: {"recorded": {"patched_tree": tree}} for name, tree in TREES.items()}}

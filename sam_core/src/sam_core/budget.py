@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many draft tokens each request gets in a step, for the most accepted tokens a second."""
+"""How many draft tokens each request gets in a step, for the most accepted tokens per second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
 
 
-class Cost(Protocol):
+class CostModel(Protocol):
     """Cost of steps, see StepCost."""
 
     @property
@@ -33,9 +33,9 @@ class Choice(NamedTuple):
     """Drafts of a step.
 
     lengths: int32 [B], draft tokens of each request.
-    gain: predicted tokens a second as a multiple of those without drafts; with prompts, if that is less, one plus the
+    gain: predicted tokens per second as a multiple of those without drafts; with prompts, if that is less, one plus the
         net value of the drafts as a share of the B tokens of a step without drafts.
-    rate: tokens a second of the best step without prompts.
+    rate: tokens per second of the best step without prompts.
     accepted: tokens of the drafts that are expected to be accepted.
     """
 
@@ -49,9 +49,9 @@ def choose(
     scores: npt.NDArray[np.floating],
     lengths: Int32,
     contexts: Float64,
-    cost: Cost,
+    cost: CostModel,
     uniform: int = 0,
-    with_prompts: Cost | None = None,
+    with_prompts: CostModel | None = None,
     guess: float = 0.0,
     turn: int = 0,
 ) -> Choice:

@@ -105,6 +105,6 @@ class ArcticBatch:
         return [speculate(row, text[start : self.at], n, use_tree_spec=True) for row, text in enumerate(self.table)]
 
     def bytes(self):
-        """Of the trees of the requests, and of the tree that they share."""
+        """Bytes of the requests' own trees, and of the tree that they share."""
         local = sum(tree.estimate_memory() for tree in self.trees._local_trees.values())
         return local, self.trees._global_tree.estimate_memory()

@@ -30,9 +30,9 @@ WINDOW = 5
 GAIN_MEMORY = 16
 """Steps with drafts over which the gain is averaged to choose the interval."""
 MAX_LOSS, MAX_GAIN = 1.0, 2.0
-"""Plain steps that drafts may lose before drafting pauses, and those that they may lose again of what they gained."""
+"""Maximum loss by drafts, in plain steps, before drafting pauses; and the most earlier gain that may be lost first."""
 MAX_STEP = 0.5
-"""The most that one step counts: a device may be slow for a moment."""
+"""Maximum gain or loss of one step, in plain steps: a device may be slow for a moment."""
 PAUSES = 16, 256
 """Steps of the first pause and of the longest."""
 PASS_SHARE = 0.1
@@ -95,9 +95,9 @@ class PlainTimes:
 
 
 class Account:
-    """What drafts gained or lost in steps of about as many requests, in plain steps, and when they pause for that.
+    """Gain or loss by drafts in steps with about the same number of requests, in plain steps; and the pauses it causes.
 
-    Each pause is twice as long as the one before, until drafts have gained MAX_GAIN.
+    Each pause is twice as long as the previous one, until drafts have gained MAX_GAIN.
     """
 
     def __init__(self) -> None:

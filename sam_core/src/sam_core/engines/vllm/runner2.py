@@ -45,7 +45,7 @@ from sam_core.engines.vllm.config import LOGGER
 from sam_core.engines.vllm.groups import request_group, request_salt
 from sam_core.engines.vllm.pauses import Passes, Pauses
 from sam_core.engines.vllm.sampling import renew_noise
-from sam_core.engines.vllm.texts import Output, Sampled, Text, Texts
+from sam_core.engines.vllm.texts import BatchTexts, Output, Sampled, Text
 from sam_core.groups import Group
 from sam_core.kernels import NUM_FIELDS, Drafter, ModelDrafts
 from sam_core.options import VERIFY, Options
@@ -213,7 +213,7 @@ class Speculator:
         self.passes = Passes(num_model_tokens) if num_model_tokens else None
         self.drafts = torch.zeros(max_num_reqs, self.k, dtype=torch.int64, device=device)
         self.draft_token_confidence_probs = torch.zeros(max_num_reqs, self.k, device=device)
-        self.texts = Texts(max_num_reqs, max_model_len)
+        self.texts = BatchTexts(max_num_reqs, max_model_len)
         self.unread: deque[Output] = deque()
         self._preempted: dict[str, Text] = {}  # steps in flight may end their answers
         self.groups: dict[str, Group] = {}

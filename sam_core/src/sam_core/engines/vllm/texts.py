@@ -15,7 +15,7 @@ from sam_core.engines.vllm.answers import stop_tokens, tokens_of_answer
 class Text:
     """A request that is or was in the batch.
 
-    row: its row in Texts; -1 after it has left the batch.
+    row: its row in BatchTexts; -1 after it has left the batch.
     answer: its answer after it has left the batch; steps launched before may still add to it.
     """
 
@@ -25,7 +25,7 @@ class Text:
         self.answer: list[int] = []
 
 
-class Texts:
+class BatchTexts:
     """Prompts and answers of the requests in the batch, as far as the host knows them; one per row, without gaps.
 
     tokens: int32 [max_num_reqs, max_model_len].
