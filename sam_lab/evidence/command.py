@@ -44,7 +44,7 @@ arms:
   METHOD:K           up to K draft tokens in every step
   METHOD:K/K/K/K     while at most 8, 32, 128, or more requests run: vLLM's num_speculative_tokens_per_batch_size
   METHOD[NAME=VALUE,...]:K   with these parameters instead of the defaults
-  ngram, suffix      vLLM's own methods; ngram_gpu drafts as ngram does
+  ngram, suffix      vLLM's own model-free methods; ngram_gpu drafts as ngram does
   suffix-device      its suffix decoding on the second runner (05084858, not released) by its rules, with adaptive
                      verification, which knows each world's costs
   oldest:3/0/0/0     the article's: what followed the oldest occurrence in the request's own text, up to 8 requests

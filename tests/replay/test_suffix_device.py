@@ -50,6 +50,8 @@ def test_occurrences_vote_token_by_token():
     ended = [[1, 2, 3, 4, 70], *agreeing]
     assert draft([1, 2, 3, 4], 2, *ended) == ([30, 31], 2, True), "3/4 + 3/4 against 1 of the longer match"
     assert draft([1, 2, 3, 4], 1, *ended) == ([70], 4, True), "1 against 3/4"
+    few = [[1, 2, 3, 4, 70], [9, 3, 4, 40], [9, 3, 4, 50], *agreeing[:2]]
+    assert draft([1, 2, 3, 4], 2, *few) == ([70], 4, True), "1 against 2/5 + 2/5, though 30 is always followed by 31"
     assert draft([3, 4, 77, 1, 2, 3, 4], 2, *ended) == ([77, 1], 2, False), "the chosen match is no longer than its own"
 
 
@@ -65,6 +67,10 @@ def test_the_oldest_answers_are_overwritten():
     assert [draft([10 * n, 10 * n + 1], 1, *ended, capacity=16)[0] for n in (1, 2, 3)] == [[], [22], [32]]
     assert draft([5, 6], 2, range(30), capacity=16)[0] == [], "of a longer one the last 15 tokens stay"
     assert draft([27, 28], 2, range(30), capacity=16)[0] == [29]
+    assert draft([101, 102], 5, range(15), [100, 101, 102, 103], capacity=16)[0] == [103], "it ends before the rest"
+    for last in range(2, 12):  # the old place now has a match of one token
+        ended = [*range(50, 50 + last), last, 99]
+        assert draft([last - 1, last], 1, range(15), ended, capacity=16)[0] == []
 
 
 def test_the_end_of_a_prompt_is_kept():
@@ -82,8 +88,10 @@ def test_acceptance_is_by_source_length_and_place():
     assert acceptance.probabilities(seven) == pytest.approx([3 / 4, 2 / 4, 1 / 2])
     for other in (Draft([1, 2], 6, True), Draft([1, 2], 11, True), Draft([1, 2], 7, False)):
         assert acceptance.probabilities(other).tolist() == [0.5, 0.5]
-    for _ in range(HALF_LIFE):
+    for _ in range(HALF_LIFE - 1):
         acceptance.step()
+    assert acceptance.probabilities(seven) == pytest.approx([3 / 4, 2 / 4, 1 / 2])
+    acceptance.step()
     assert acceptance.probabilities(seven) == pytest.approx([2 / 3, 1 / 3, 1 / 2])  # 1 of 1, 0 of 1, none
 
 
