@@ -14,7 +14,7 @@ from sam_core.switch import AutoSwitch
 
 from sam_lab import suffix_device
 from sam_lab.cli import LabError
-from sam_lab.evidence.rollout import FIELDS
+from sam_lab.evidence.rollout import Step, column
 from sam_lab.evidence.worlds import World
 from sam_lab.recordings import Answer
 
@@ -296,12 +296,12 @@ class SuffixDevice:
             return sizes
         gained = np.concatenate([np.cumprod(self.acceptance.probabilities(draft)) for draft in drafts])
         order = np.argsort(-gained, kind="stable")
-        drafted, context = np.arange(len(order) + 1), int(lengths.sum())
-        steps = np.zeros((len(drafted), len(FIELDS)), np.int64)
-        columns = {"running": len(lengths), "rows": len(lengths) + drafted, "drafted": drafted, "context": context}
-        steps[:, [FIELDS.index(name) for name in columns]] = np.stack(np.broadcast_arrays(*columns.values()), 1)
-        steps[:, FIELDS.index("draft_context")] = drafted * context // len(lengths)
-        expected = len(lengths) + np.concatenate([[0.0], np.cumsum(gained[order])])
+        running, context, drafted = len(lengths), int(lengths.sum()), np.arange(len(order) + 1)
+        steps = np.tile(np.array(Step(running, running, 0, 0, context, 0, 0), np.int64), (len(drafted), 1))
+        column(steps, "rows")[:] += drafted
+        column(steps, "drafted")[:] = drafted
+        column(steps, "draft_context")[:] = drafted * context // running
+        expected = running + np.concatenate([[0.0], np.cumsum(gained[order])])
         budget = int(np.argmax(expected / self.world.seconds(steps)))
         chosen = np.repeat(np.arange(len(drafts)), sizes)[order[:budget]]
         return np.bincount(chosen, minlength=len(drafts)).tolist()
