@@ -7,19 +7,25 @@ import argparse
 import contextlib
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sam_core.console import Progress
 
 import sam_core
-from sam_lab import automaton, recordings
+from sam_lab import automaton, recordings, suffix_device
 from sam_lab.cli import LabError, Results, check_outputs, digest, fold, non_negative, positive, probability
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED
 from sam_lab.replay import Drafter, geometric_mean, replay
 
 DEFAULT_K = (3, 4, 8, 16)
+OTHERS: dict[str, Callable[[], Drafter]] = {
+    automaton.FULL: lambda: automaton.AutomatonDrafter(full=True),
+    suffix_device.NAME: suffix_device.SuffixDeviceDrafter,
+}
+"""Rules that are not sam_core's. They draft chains and take no options."""
 EPILOG = recordings.EPILOG
 TABLE = "{:28} {:10} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}  {}"
 ROW = (
@@ -35,9 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--context", nargs="+", choices=CONTEXTS, default=["request", "group"], help="default: request group")
     add("--k", nargs="+", type=positive, metavar="K", help="maximum tokens of chains (3 4 8 16; none with --tree)")
     add("--tree", nargs="+", type=positive, metavar="N", help="maximum nodes of trees")
-    add(
-        "--rule", nargs="+", metavar="RULE", help=f"drafting rules, sam_core's or {automaton.FULL}; default: the pool's"
-    )
+    rules = f"drafting rules, sam_core's or {' or '.join(OTHERS)}; default: the pool's"
+    add("--rule", nargs="+", metavar="RULE", help=rules)
     add("--sources", nargs="+", metavar="SOURCE", help="sources of drafts; default: the pool's")
     add("--min-prob", nargs="+", type=probability, metavar="P", help="end a draft at a probability below P")
     add_corpus = parser.add_mutually_exclusive_group().add_argument
@@ -52,12 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def drafter_of(options: dict[str, Any]) -> Drafter:
-    """A new drafter with a Pool's options, or of the article's own rule, which has none."""
-    if options.get("rule") != automaton.FULL:
+    """A new drafter with a Pool's options, or of one of OTHERS."""
+    rule = options.get("rule")
+    if rule not in OTHERS:
         return SamDrafter(**options)
-    if others := [name for name in options if name != "rule"]:
-        raise LabError(f"--rule {automaton.FULL} drafts from the request alone: leave {', '.join(others)} out")
-    return automaton.AutomatonDrafter(full=True)
+    if given := [name for name in options if name != "rule"]:
+        raise LabError(f"--rule {rule} is not sam_core's and takes no options: leave {', '.join(given)} out")
+    return OTHERS[rule]()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -119,8 +125,8 @@ def _try(options: dict[str, Any], sizes: list[tuple[int, bool]]) -> None:
     drafter = drafter_of(options)
     drafter.start(0, [1], None)
     for k, tree in sizes:
-        if tree and options.get("rule") == automaton.FULL:
-            raise LabError(f"--rule {automaton.FULL} drafts no trees: leave --tree out")
+        if tree and options.get("rule") in OTHERS:
+            raise LabError(f"--rule {options['rule']} drafts no trees: leave --tree out")
         drafter.propose_tree_many([0], k) if tree else drafter.propose_many([0], k)
 
 

@@ -15,16 +15,16 @@ SETS = {
 }
 CLOCKS = {"h100": ("H100",) * 2, "h200": ("H200",) * 2, "article": ("910C, costly verification", "910C，验证较贵")}
 AUTO, SHORT = "auto:15", "auto:3"
-PEERS = {"ngram", "suffix"}
+PEERS = {"ngram", "suffix", "suffix-device"}
 HEADLINE = ("h100", 128)
 """Device and concurrent requests of the table in the README."""
 HEADS = {
-    "en": "answers | requests | over no speculation | over the best of vLLM's methods | worst batch, 16-256 requests",
-    "zh": "回答 | 请求 | 与不启用投机解码之比 | 与 vLLM 自带最优方法之比 | 最差的一批，16-256 条请求",
+    "en": "answers | requests | over no speculation | over vLLM's best model-free method | worst batch, 16-256 at once",
+    "zh": "回答 | 请求 | 与不启用投机解码之比 | 与 vLLM 不需要草稿模型的最优方法之比 | 最差的一批，16-256 条请求",
 }
 GAIN_HEADS = {
-    "en": ("answers", "clock", "`auto`, {} at once", "over vLLM's best"),
-    "zh": ("回答", "时钟", "`auto`，同时 {} 条", "与 vLLM 最优方法之比"),
+    "en": ("answers", "clock", "`auto`, {} at once", "over vLLM's best model-free"),
+    "zh": ("回答", "时钟", "`auto`，同时 {} 条", "与 vLLM 不需要草稿模型的最优方法之比"),
 }
 ARM_HEADS = {
     "en": ["answers", "arm", "gain", "`auto` over it", "tokens per step"],
@@ -37,7 +37,7 @@ def interval(values: list[float]) -> str:
 
 
 def best_peer(rows: list[Row]) -> Row:
-    """The fastest of vLLM's own methods, tuned on dev prompts."""
+    """The fastest of vLLM's own model-free methods, tuned on dev prompts."""
     return max((row for row in rows if PEERS & {*row["best_of"]}), key=lambda row: row["pooled"][0])
 
 

@@ -12,7 +12,10 @@ import numpy.typing as npt
 from sam_core.proposer import SamProposer
 from sam_core.switch import AutoSwitch
 
+from sam_lab import suffix_device
 from sam_lab.cli import LabError
+from sam_lab.evidence.rollout import Step, column
+from sam_lab.evidence.worlds import World
 from sam_lab.recordings import Answer
 
 Int32 = npt.NDArray[np.int32]
@@ -20,6 +23,7 @@ Int32 = npt.NDArray[np.int32]
 PARAMETERS: dict[str, dict[str, float]] = {
     "ngram": {"min": 2, "max": 5},
     "suffix": {"depth": 24, "factor": 1.0, "min_prob": 0.1},
+    suffix_device.NAME: {"depth": suffix_device.DEPTH},
     "oldest": {},
     "batch": {"min_prob": 0.1},
     "auto": {},
@@ -29,17 +33,19 @@ PARAMETERS: dict[str, dict[str, float]] = {
     "model+suffix": {"depth": 64, "factor": 1.0, "min_prob": 0.1, "threshold": 3},
     "model+auto": {},
 }
-"""Those of each method with their defaults. ngram and suffix are vLLM's, oldest is the article's rule (oldest
-occurrence, own text), batch is sam_core's default rule and sources. vLLM's names: prompt_lookup_min and
+"""Those of each method with their defaults. PEERS are vLLM's, oldest is the article's rule (oldest occurrence, own
+text), batch is sam_core's default rule and sources. vLLM's names: prompt_lookup_min and
 prompt_lookup_max; suffix_decoding_max_tree_depth, suffix_decoding_max_spec_factor, suffix_decoding_min_token_prob.
 model is a drafter of the model's own; with it, the texts' draft replaces the model's: +ngram (vllm#24344) if there is
 one, +length (TensorRT-LLM) if the longest match has at least `threshold` tokens, +suffix (ArcticInference) if suffix
 decoding's score is at least `threshold`, +auto as the plugin does."""
-PEERS = ("ngram", "suffix")
-"""Those of vLLM, which need packages and sources."""
+PEERS = ("ngram", "suffix", suffix_device.NAME)
+"""Those of vLLM. The first two are its code and need packages and sources."""
+CLOCKED = ("auto", "model+auto", suffix_device.NAME)
+"""Those whose drafts depend on what steps take."""
 RANGES = (8, 32, 128)
 """Last number of running requests of each range that has a k of its own; the last range is open."""
-ARM = re.compile(r"([a-z+]+)(?:\[([a-z_]+=[0-9.]+(?:,[a-z_]+=[0-9.]+)*)\])?:([0-9]+(?:/[0-9]+){3}|[1-9][0-9]*)")
+ARM = re.compile(r"([a-z+-]+)(?:\[([a-z_]+=[0-9.]+(?:,[a-z_]+=[0-9.]+)*)\])?:([0-9]+(?:/[0-9]+){3}|[1-9][0-9]*)")
 
 
 class Arm(NamedTuple):
@@ -82,10 +88,11 @@ def check(methods: Iterable[str]) -> None:
             ) from None
 
 
-def make(name: str, clock: Callable[[], float], model: Any = None) -> Any:
+def make(name: str, clock: Callable[[], float], model: Any = None, world: World | None = None) -> Any:
     """A new drafter; `auto` times steps with `clock`. Raises LabError where vLLM's methods are not installed.
 
-    model: the simulated ModelDrafter of methods that have one.
+    model: the simulated ModelDrafter of methods that have one. world: whose costs suffix-device knows; None: it
+    verifies all that it drafts.
     """
     arm = parse(name)
     if arm.method.startswith("model"):
@@ -94,6 +101,8 @@ def make(name: str, clock: Callable[[], float], model: Any = None) -> Any:
         return Ngram(arm)
     if arm.method == "suffix":
         return Suffix(arm)
+    if arm.method == suffix_device.NAME:
+        return SuffixDevice(arm, world)
     if arm.method == "auto":
         return Sam(arm, {"switch": "auto"}, clock)
     sam: dict[str, Any] = {"switch": "batch", "threshold": 1 << 20, **arm.parameters}
@@ -244,3 +253,60 @@ class Suffix:
         for i in ended:
             if self.fed[i]:
                 self.cache.stop_request(f"{i}-{self.rollouts}")
+
+
+class SuffixDevice:
+    """vLLM's suffix decoding on the second runner with adaptive verification, and a budget of draft tokens for each
+    step: tokens that the requests are expected to gain over the seconds of the step are to be most.
+
+    vLLM's budget is from the probabilities of the step before, and from costs that it measured without drafts when it
+    started. Here both are exact.
+    """
+
+    passes = 0
+
+    def __init__(self, arm: Arm, world: World | None) -> None:
+        self.arm, self.world = arm, world
+        self.method = suffix_device.SuffixDevice(int(arm.parameters["depth"]), suffix_device.Corpus())
+        self.acceptance = suffix_device.Acceptance(max(arm.lengths))
+
+    def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+        self.table, self.prompts = table, prompts
+        self.lengths = np.zeros(len(table), np.int64)
+        self.pending: dict[int, tuple[suffix_device.Draft, int]] = {}
+
+    def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
+        for i, length in zip(active, lengths.tolist(), strict=True):
+            if i in self.pending:
+                draft, verified = self.pending.pop(i)
+                self.acceptance.add(draft, verified, length - int(self.lengths[i]) - 1)
+        self.acceptance.step()
+        self.lengths[active] = lengths
+        most = self.arm.k(len(active))
+        may = [i for i, may in zip(active, may_draft, strict=True) if may and most]
+        drafts = self.method.draft([self.table[i, : self.lengths[i]] for i in may], most)
+        sizes = self._budget(drafts, lengths)
+        self.pending = {i: (draft, n) for i, draft, n in zip(may, drafts, sizes, strict=True) if n}
+        return [self.pending[i][0].tokens[: self.pending[i][1]] if i in self.pending else [] for i in active]
+
+    def _budget(self, drafts: Sequence[suffix_device.Draft], lengths: Int32) -> list[int]:
+        """Tokens of each draft that are verified in the next step of requests with so many tokens."""
+        sizes = [len(draft.tokens) for draft in drafts]
+        if not self.world or not any(sizes):
+            return sizes
+        gained = np.concatenate([np.cumprod(self.acceptance.probabilities(draft)) for draft in drafts])
+        order = np.argsort(-gained, kind="stable")
+        running, context, drafted = len(lengths), int(lengths.sum()), np.arange(len(order) + 1)
+        steps = np.tile(np.array(Step(running, running, 0, 0, context, 0, 0), np.int64), (len(drafted), 1))
+        column(steps, "rows")[:] += drafted
+        column(steps, "drafted")[:] = drafted
+        column(steps, "draft_context")[:] = drafted * context // running
+        expected = running + np.concatenate([[0.0], np.cumsum(gained[order])])
+        budget = int(np.argmax(expected / self.world.seconds(steps)))
+        chosen = np.repeat(np.arange(len(drafts)), sizes)[order[:budget]]
+        return np.bincount(chosen, minlength=len(drafts)).tolist()
+
+    def finish(self, ended: list[int]) -> None:
+        for i in ended:
+            self.method.end(self.table[i, : self.lengths[i]], int(self.prompts[i]))
+            self.pending.pop(i, None)

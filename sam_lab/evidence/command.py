@@ -20,7 +20,7 @@ from sam_lab import figures
 from sam_lab.cli import LabError, check_outputs, digest, positive
 from sam_lab.evidence import data, report, tuning
 from sam_lab.evidence.arms import PEERS, check
-from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of, run_all
+from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of, job, run_all
 from sam_lab.evidence.model import KINDS
 from sam_lab.evidence.rollout import Rollout
 from sam_lab.evidence.statistics import by_running, by_task, pooled, seconds, summary
@@ -44,13 +44,15 @@ arms:
   METHOD:K           up to K draft tokens in every step
   METHOD:K/K/K/K     while at most 8, 32, 128, or more requests run: vLLM's num_speculative_tokens_per_batch_size
   METHOD[NAME=VALUE,...]:K   with these parameters instead of the defaults
-  ngram, suffix      vLLM's own methods; ngram_gpu drafts as ngram does
+  ngram, suffix      vLLM's own model-free methods; ngram_gpu drafts as ngram does
+  suffix-device      its suffix decoding on the second runner (05084858, not released) by its rules, with adaptive
+                     verification, which knows each world's costs
   oldest:3/0/0/0     the article's: what followed the oldest occurrence in the request's own text, up to 8 requests
   batch              sam_core's default rule and sources
   auto:K             sam's switch auto, which knows nothing at its first step and keeps learning from batch to batch
   saved              the same with what it learned on the dev prompts, and answers of an earlier epoch (RL answers only)
-The parameters and K of ngram, suffix and batch are chosen on dev prompts for each world, set and number of requests.
-All figures are of test prompts.
+The parameters and K of ngram, suffix, suffix-device and batch are chosen on dev prompts for each world, set and number
+of requests. All figures are of test prompts.
 
 worlds:
   h100               fitted to steps on one H100: Qwen3-8B
@@ -189,19 +191,19 @@ def _roll_out(
             )
         )
 
-    roll([job for of in args.sets for job in tuning.jobs(of, methods)], "dev prompts")
+    names = [world.name for world in clocks]
+    roll([one for of in args.sets for one in tuning.jobs(of, methods, names)], "dev prompts")
     chosen: Chosen = {}
     for of, world, running in _cases(args, clocks):
         found = {method: tuning.best(of, method, done, world, running, settings) for method in methods}
         chosen[of, world.name, running] = {method: arm for method, arm in found.items() if arm}
     jobs = []
     for of, world, running in _cases(args, clocks):
-        arms = (PLAIN, *_fixed(settings), *chosen[of, world.name, running].values())
-        jobs += [Job(of, "test", running, arm) for arm in arms]
-        jobs += [Job(of, "test", running, arm, world.name) for arm in _autos(settings)]
+        arms = (PLAIN, *_fixed(settings), *chosen[of, world.name, running].values(), *_autos(settings))
+        jobs += [job(of, "test", running, arm, world.name) for arm in arms]
         if _has_saved(of, settings):
             jobs.append(Job(of, "test", running, AUTO[0], world.name, saved=True))
-    roll(sorted(jobs, key=lambda job: (job.of != "long", not job.world)), "test prompts")  # the longest first
+    roll(sorted(jobs, key=lambda one: (one.of != "long", not one.world)), "test prompts")  # the longest first
     progress.clear()
     return done, chosen
 
@@ -229,8 +231,8 @@ def _result(
     rows, by_number = [], []
     for of, world, running in _cases(args, clocks):
         arms = chosen[of, world.name, running]
-        rollouts = {arm: done[Job(of, "test", running, arm)] for arm in (PLAIN, *_fixed(settings), *arms.values())}
-        rollouts |= {arm: done[Job(of, "test", running, arm, world.name)] for arm in _autos(settings)}
+        shown = (PLAIN, *_fixed(settings), *arms.values(), *_autos(settings))
+        rollouts = {arm: done[job(of, "test", running, arm, world.name)] for arm in shown}
         if _has_saved(of, settings):
             rollouts["saved"] = done[Job(of, "test", running, AUTO[0], world.name, saved=True)]
         plain = rollouts.pop(PLAIN)

@@ -42,9 +42,9 @@ class Settings(NamedTuple):
 class Job(NamedTuple):
     """An arm on the batches of a part of a set.
 
-    running: maximum concurrent requests. world: the clock that `auto` reads; empty for other arms, whose drafts do not
-    depend on a clock. saved: whether `auto` begins with what it learned on the dev prompts, and with the answers of an
-    earlier epoch if the set has them.
+    running: maximum concurrent requests. world: the clock that CLOCKED methods read; empty for other arms, whose drafts
+    do not depend on a clock. saved: whether `auto` begins with what it learned on the dev prompts, and with the answers
+    of an earlier epoch if the set has them.
     """
 
     of: str
@@ -58,6 +58,12 @@ class Job(NamedTuple):
     def name(self) -> str:
         words = [self.of, self.part, str(self.running), re.sub("[^a-z0-9.]", "_", self.arm), self.world]
         return "-".join(filter(None, [*words, "saved" * self.saved]))
+
+
+def job(of: str, part: str, running: int, arm: str, world: str) -> Job:
+    """With this world if the arm reads its clock."""
+    clocked = arm != PLAIN and arms.parse(arm).method in arms.CLOCKED
+    return Job(of, part, running, arm, world if clocked else "")
 
 
 @functools.lru_cache(8)
@@ -79,9 +85,9 @@ def run(job: Job, settings: Settings) -> list[Rollout]:
     now = 0.0
     rng = np.random.default_rng(20)
     model = ModelDrafter(KINDS[settings.drafter], settings.correlation) if settings.drafter else None
-    drafter = None if job.arm == PLAIN else arms.make(job.arm, lambda: now, model)
     clock: World | None = settings.worlds([job.world])[0] if job.world else None
-    if clock and clock.padded and drafter:
+    drafter = None if job.arm == PLAIN else arms.make(job.arm, lambda: now, model, clock)
+    if clock and clock.padded and isinstance(drafter, arms.Sam):
         drafter.proposer.make_uniform()
 
     def advance_clock(step: Step) -> None:

@@ -11,7 +11,7 @@ from sam_lab import figures
 from sam_lab.engine_replay.report import BINS
 
 COLOURS = {"oldest": "#E69F00", "suffix": "#CC79A7", "ngram": "#56B4E9", "batch": "#0072B2", "auto": "#009E73"}
-COLOURS |= {"model": "#D55E00", "length": "#0072B2"}
+COLOURS |= {"model": "#D55E00", "length": "#0072B2", "suffix-device": "#7F3C8D"}
 
 
 def cell(interval: list[float]) -> str:

@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from sam_lab.evidence import data
 from sam_lab.evidence.arms import RANGES
-from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of
+from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of, job
 from sam_lab.evidence.rollout import FIELDS, Rollout, column, roll_out
 from sam_lab.evidence.worlds import World
+from sam_lab.suffix_device import NAME
 
 RUNNING = 128
 """Concurrent requests on dev prompts, if the set has that many."""
@@ -29,6 +30,7 @@ GRID: dict[str, list[tuple[str, tuple[int, ...]]]] = {
         for factor in (1, 4)
         for prob in (0.1, 0.02)
     ],
+    NAME: [(f"[depth={depth}]", (8, 15, 24)) for depth in (24, 64)],
     "batch": [(f"[min_prob={prob}]", (1, 2, 3, 5, 8, 15)) for prob in (0.1, 0.02)],
     "model": [("", (1, 2, 3, 7))],
     "model+ngram": [("[min=3,max=5]", (3, 8)), ("[min=5,max=5]", (8, 15))],
@@ -41,10 +43,11 @@ SCALED = [FIELDS.index(name) for name in ("running", "rows", "drafted", "emitted
 Steps = npt.NDArray[np.int64]
 
 
-def jobs(of: str, methods: Sequence[str]) -> list[Job]:
+def jobs(of: str, methods: Sequence[str], worlds: Sequence[str]) -> list[Job]:
     """Runs on the dev prompts: every method with each of its parameters and each k."""
     named = [f"{method}{given}:{k}" for method in methods for given, lengths in GRID[method] for k in lengths]
-    return [Job(of, "dev", RUNNING, arm) for arm in (PLAIN, *named)]
+    runs = [job(of, "dev", RUNNING, arm, world) for arm in (PLAIN, *named) for world in worlds]
+    return list(dict.fromkeys(runs))
 
 
 def best(
@@ -61,7 +64,8 @@ def best(
 
     def costs(arm: str) -> npt.NDArray[np.float64]:
         """Seconds per token in each range."""
-        steps = np.concatenate([rollout.steps for rollout in done[Job(of, "dev", RUNNING, arm)]])
+        rollouts = done[job(of, "dev", RUNNING, arm, world.name)]
+        steps = np.concatenate([rollout.steps for rollout in rollouts])
         return np.array([_seconds_per_token(steps, typical, world) for typical, _ in shares])
 
     weights = np.array([weight for _, weight in shares])

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import tiny_qwen3
-from ascend_engine import HERE, MODULES, OLD, Engine, start
+from ascend_engine import HERE, MODULES, Engine, start
 from started import started
 
 MODULES.append("waits")

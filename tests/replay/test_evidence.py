@@ -13,7 +13,7 @@ import sam_core
 from sam_lab.__main__ import main
 from sam_lab.cli import LabError
 from sam_lab.drafters import SamDrafter
-from sam_lab.evidence import arms, command, data, tuning
+from sam_lab.evidence import arms, command, data, jobs, tuning
 from sam_lab.evidence.arms import make, parse
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, run
 from sam_lab.evidence.model import KINDS, Kind, ModelDrafter
@@ -204,7 +204,7 @@ def test_the_best_schedule_is_that_of_the_dev_prompts():
 
     cost = Cost(np.array([1.0, 1e6]), np.array([1.0, 1e6]), 0.0, 0.0)
     world, best = World("rows", "a second a row", cost), "suffix[depth=64,factor=1,min_prob=0.1]:8"
-    done = {job: rollouts((1, 3), (1, 3)) for job in tuning.jobs("math", list(tuning.GRID))}
+    done = {job: rollouts((1, 3), (1, 3)) for job in tuning.jobs("math", list(tuning.GRID), ["rows"])}
     done |= {job: rollouts((1, 1), (1, 1)) for job in done if job.arm == PLAIN}
     done |= {job: rollouts((2, 1), (1, 2)) for job in done if job.arm == best}
     assert tuning.best("math", "suffix", done, world, 16, SMALL) == best + "/0/0/0"
@@ -221,14 +221,16 @@ def test_the_command_compares_the_arms(tmp_path, capsys, monkeypatch):
     assert main(words) == 0
     result = json.loads((out / "evidence.json").read_text())
     rows = {row["arm"]: row for row in result["rows"]}
-    (best,) = (row for row in result["rows"] if row["best_of"])
-    assert best["best_of"] == ["batch"] and {"oldest:3/0/0/0", "auto:3", "auto:15", best["arm"]} == set(rows)
+    best = {method: row["arm"] for row in result["rows"] for method in row["best_of"]}
+    assert {*best} == {"batch", "suffix-device"}
+    assert {"oldest:3/0/0/0", "auto:3", "auto:15", *best.values()} == set(rows)
     for arm in ("auto:3", "auto:15"):
         value, low, high = rows[arm]["pooled"]
         assert low < value < high and rows[arm]["accepted"] > 0 and rows[arm]["worst"] == pytest.approx(value)
     assert rows["auto:15"]["auto_over"] == [1, 1, 1]
     assert sum(result["sets"]["code"]["tasks"].values()) == pytest.approx(1, abs=0.01)
-    assert (out / "jobs" / "code-test-16-auto_15-h100.npz").exists()
+    for arm in ("auto:15", best["suffix-device"]):
+        assert (out / "jobs" / f"{jobs.Job('code', 'test', 16, arm, 'h100').name}.npz").exists()
     assert "16 at once; H100, fitted" in capsys.readouterr().out
     (out / "evidence.json").unlink()
     assert main([*words, "--resume"]) == 0
