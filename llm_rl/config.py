@@ -40,7 +40,7 @@ def load(path: Path, overrides: list[str]) -> Recipe:
     recipe = validate(values, f"{path} or its overrides")
     if recipe.profile and not has_profiles:
         raise UserError(f"{path} has no profiles: leave profile={recipe.profile} out")
-    PinSet(recipe.pin_set).check(recipe)
+    PinSet.of(recipe.pin_set).check(recipe)
     return recipe
 
 

@@ -16,16 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_rl.errors import UserError
-from llm_rl.recipe import KEYS, MAPPINGS, Recipe, leaves
-
-LAUNCHER_KEYS = {
-    *MAPPINGS,
-    *("name", "profile", "pin_set", "sam", "checkpoints.every", "checkpoints.write_rate", "trainer.step_timeout"),
-    "trainer.hang_timeout",
-    *("rollout.expected_length", "rollout.expected_round"),
-    *("cluster.die_memory", "cluster.interface", "cluster.hccl_ports"),
-}
-"""Keys that llm_rl uses itself; no key map has them."""
+from llm_rl.recipe import KEYS, MAPPED, Recipe, leaves
 
 
 class KeyMap:
@@ -36,7 +27,7 @@ class KeyMap:
         facts: content of the file.
 
     Raises:
-        UserError: unless the map has exactly the recipe keys that are not in LAUNCHER_KEYS.
+        UserError: unless the map has exactly the keys in MAPPED.
     """
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
@@ -48,9 +39,8 @@ class KeyMap:
             self._constants[backend] = facts.get("constants", {}) | own.pop("constants", {})
             self._keys[backend] = _expand(dict(leaves(facts["keys"])) | dict(leaves(own)), derived)
         mapped = {*self._keys["fsdp"], *self._keys["megatron"], *derived}
-        expected = KEYS.keys() - LAUNCHER_KEYS
-        if wrong := mapped ^ expected:
-            problem = "lacks" if (missing := wrong & expected) else "names"
+        if wrong := mapped ^ MAPPED:
+            problem = "lacks" if (missing := wrong & MAPPED) else "names"
             raise UserError(
                 f"{path} {problem} {', '.join(sorted(missing or wrong))}: it must name, under keys, fsdp, megatron or "
                 "derived, exactly the keys of a recipe that set one of verl's"
@@ -77,7 +67,7 @@ class KeyMap:
 def _expand(written: dict[str, str | list[str]], derived: set[str]) -> dict[str, list[str]]:
     """verl's keys for each key of a recipe, with `a.*` expanded."""
     groups = {name.removesuffix("*"): written.pop(name) for name in list(written) if name.endswith(".*")}
-    for name in KEYS.keys() - LAUNCHER_KEYS - derived - written.keys():
+    for name in MAPPED - derived - written.keys():
         group, dot, last = name.rpartition(".")
         if isinstance(verl_group := groups.get(group + dot), str):
             written[name] = verl_group.removesuffix("*") + last

@@ -141,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def plan(recipe: Recipe, run_dir: Path, dry_run: bool = False) -> Plan:
     """Check a recipe and plan its run. Raises UserError. A dry run does not look for a Ray cluster."""
-    pin_set = PinSet(recipe.pin_set)
+    pin_set = PinSet.of(recipe.pin_set)
     entry = pin_set.entry_point(recipe)
     model = read_shape(Path(recipe.model.path))
     environment.check_state_layers(recipe, model)
@@ -374,7 +374,7 @@ def tree_ids(recipe: Recipe) -> dict[str, str]:
 
     vllm_ascend is only required on NPUs.
     """
-    pin_set = PinSet(recipe.pin_set)
+    pin_set = PinSet.of(recipe.pin_set)
     absent = set()
     places = {"--env": sys.prefix}
     checkout = pin_set.entry_point(recipe).folder

@@ -13,6 +13,7 @@ v0_9_1.py    three functions of a llm_rl.recipe.Recipe:
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -57,13 +58,19 @@ class PinSet:
         self.speculation_on: dict[str, Any] = facts.get("speculation_on", {})
         self.keys = KeyMap(path, facts)
 
+    @classmethod
+    @functools.cache
+    def of(cls, name: str) -> PinSet:
+        """The pin set of this name, read once."""
+        return cls(name)
+
     def check(self, recipe: Recipe) -> None:
         """Raise UserError for a recipe that this pin set cannot run."""
         try:
             self._functions.check(recipe)
         except ValueError as e:
             raise UserError(str(e)) from None
-        others = [other for other in map(PinSet, names()) if other.verl != self.verl]
+        others = [other for other in map(PinSet.of, names()) if other.verl != self.verl]
         writes = recipe.checkpoints.every and recipe.train.backend == "megatron"  # FSDP ignores async_save
         for name, value in leaves(recipe.verl):
             self._check_verl_key(name, others)

@@ -27,6 +27,8 @@ RepositoryPath = Annotated[str, AfterValidator(lambda path: str((ROOT / path).re
 """A path, absolute or relative to the repository."""
 Number = int | float
 """An integer stays an integer, so that verl gets it as written."""
+OURS = "ours"
+"""Marks a key that llm_rl uses itself; no key map of verl's has it."""
 
 
 class Section(BaseModel):
@@ -95,10 +97,10 @@ class Rollout(Section):
     max_num_batched_tokens: int = Field(ge=1, description="maximum tokens per engine step")
     gpu_memory_utilization: Number = Field(ge=0, description="share of a device's memory that the engine may use")
     enforce_eager: bool = Field(description="eager mode, without captured graphs")
-    expected_length: int | None = Field(
+    expected_length: Annotated[int | None, OURS] = Field(
         None, ge=1, description="expected mean tokens of prompt and answer, for the layout's warning of preemption"
     )
-    expected_round: int | None = Field(
+    expected_round: Annotated[int | None, OURS] = Field(
         None, ge=1, description="expected seconds of a round of generation; all rounds of a step must fit step_timeout"
     )
 
@@ -147,10 +149,10 @@ class Trainer(Section):
     logger: list[str] = Field(description="loggers of training steps; must include file")
     val_before_train: bool = Field(description="validate before the first step")
     test_freq: int = Field(ge=-1, description="steps between validations; -1: never")
-    step_timeout: int = Field(
+    step_timeout: Annotated[int, OURS] = Field(
         ge=1, description="seconds after which a run without a finished step is ended, start included"
     )
-    hang_timeout: int = Field(
+    hang_timeout: Annotated[int, OURS] = Field(
         ge=1,
         description="seconds without an engine's step or a growing checkpoint after which a run is ended; three times "
         "what earlier steps took without generation if that is longer; from the second step on",
@@ -158,13 +160,13 @@ class Trainer(Section):
 
 
 class Checkpoints(Section):
-    every: int = Field(
+    every: Annotated[int, OURS] = Field(
         ge=0, description="training steps between checkpoints; 0: none, so a broken run starts from step 1"
     )
     keep: int = Field(
         ge=2, description="number of newest checkpoints to keep; the same number is kept from before the latest start"
     )
-    write_rate: Number | None = Field(
+    write_rate: Annotated[Number | None, OURS] = Field(
         None, ge=0.001, description="GB/s that all hosts together write to the run's folder; null: not measured"
     )
 
@@ -177,13 +179,13 @@ class Cluster(Section):
         ge=1,
         description="hosts that only generate, in addition to cluster.nodes, in the trainer modes that have such hosts",
     )
-    die_memory: Number | None = Field(
+    die_memory: Annotated[Number | None, OURS] = Field(
         None, ge=1, description="memory of a device, GiB; null: the memory of the layout is not checked"
     )
-    interface: str | None = Field(
+    interface: Annotated[str | None, OURS] = Field(
         None, description="network interface between hosts; null: as set in each host's environment"
     )
-    hccl_ports: str | None = Field(None, description="ports reserved for HCCL, FIRST-LAST")
+    hccl_ports: Annotated[str | None, OURS] = Field(None, description="ports reserved for HCCL, FIRST-LAST")
 
     @property
     def dies(self) -> int:
@@ -199,11 +201,11 @@ class Cluster(Section):
 class Recipe(Section):
     """All settings of a run. Fields of type dict hold keys that vLLM, Ray, verl or sam_core define."""
 
-    name: str = Field(description="name of the recipe, and of its run folder")
-    profile: Literal["article", "recommended"] | None = Field(
+    name: Annotated[str, OURS] = Field(description="name of the recipe, and of its run folder")
+    profile: Annotated[Literal["article", "recommended"] | None, OURS] = Field(
         description="settings of the article's runs, or ours; null: the recipe has no profiles"
     )
-    pin_set: str = Field(
+    pin_set: Annotated[str, OURS] = Field(
         description="pin set to run on, a folder of patches/; run_*.sh starts its environment, or PYTHON"
     )
     seed: int = Field(ge=0, description="seed of the data order, of the engine and of seeded sampling")
@@ -211,6 +213,7 @@ class Recipe(Section):
     sam: Annotated[
         Literal["off", SwitchName],
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads a bare `off` as false
+        OURS,
     ] = Field(
         description="speculation; batch: while at most sam_options.threshold requests run; auto: in each step the "
         "number of draft tokens that pays off"
@@ -364,7 +367,7 @@ class Key:
     """The values that a key of a recipe may have.
 
     kind: int, float, bool, str, list, dict, or a tuple of the allowed words; min_value: the smallest allowed number;
-    optional: whether null is allowed.
+    optional: whether null is allowed; is_mapped: whether it sets keys of verl's.
     """
 
     name: str
@@ -372,6 +375,7 @@ class Key:
     meaning: str
     min_value: float | None
     optional: bool
+    is_mapped: bool
 
     @property
     def expected(self) -> str:
@@ -398,13 +402,16 @@ def _keys(section: type[Section], prefix: str = "") -> Iterator[Key]:
         kind = float if float in kinds else next(iter(kinds - {types.NoneType}))
         kind = get_args(kind) if get_origin(kind) is Literal else get_origin(kind) or kind
         minimum = next((limit.ge for limit in field.metadata if hasattr(limit, "ge")), None)
-        yield Key(f"{prefix}{name}", kind, field.description or "", minimum, types.NoneType in kinds)
+        is_mapped = kind is not dict and OURS not in field.metadata
+        yield Key(f"{prefix}{name}", kind, field.description or "", minimum, types.NoneType in kinds, is_mapped)
 
 
 KEYS = {key.name: key for key in _keys(Recipe)}
 """The keys of a recipe by dotted name, in the order in which they are passed to verl."""
 MAPPINGS = tuple(name for name, key in KEYS.items() if key.kind is dict)
 """Keys that hold mappings whose keys vLLM, Ray, verl or sam_core define."""
+MAPPED = {name for name, key in KEYS.items() if key.is_mapped}
+"""Keys that a key map of verl's must have."""
 
 
 def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

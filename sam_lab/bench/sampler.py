@@ -31,7 +31,7 @@ from sam_lab.bench.rows import Figure, Row, alternate, as_json, figure, machine,
 from sam_lab.cli import LabError
 
 REPO = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPO / "patches"), str(REPO / "tests/patches/npu/torch_npu")]
+sys.path[:0] = [str(REPO / "patches"), str(REPO / "testing/torch_npu")]
 import operators  # noqa: E402
 from _patchset import pins, sdist  # noqa: E402
 from _patchset.git import Failure  # noqa: E402
@@ -44,7 +44,7 @@ which all take turns. Two figures: the whole step, and the step excluding random
 on some processors. `seeded` makes its own noise. Of 0.13 its vectorized rejection sampling is run, not the block
 verification that it uses from 3 drafts on and that changes the distribution.
 
-What runs on the AICPU is looked up in tests/patches/npu/operators.csv, which names its sources.
+What runs on the AICPU is looked up in testing/operators.csv, which names its sources.
 
 The releases' files come from their source distributions, found as patches/patchset finds them. Writes
 OUT/bench-sampler.json and prints the table. Exits with 1 when a target is missed.

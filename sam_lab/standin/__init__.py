@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines over the tests' stand-in for torch_npu: host time of their steps, and what a device would wait for and run.
+"""Engines over the stand-in for torch_npu: host time of their steps, and what a device would wait for and run.
 
 The engines are those of tests/ascend.
 """

@@ -19,7 +19,7 @@ from sam_lab.cli import positive
 
 EPILOG = """\
 Whole engine steps of decoding are counted, scheduler, runner, attention, sampler and proposer, over the stand-in for
-torch_npu with its meter (tests/patches/npu): nothing here is timed. Models of 2 and of 4 layers tell what is a cost of
+torch_npu with its meter (testing/torch_npu): nothing here is timed. Models of 2 and of 4 layers tell what is a cost of
 each layer from what is one of each step. Drafts have 3 tokens, weights are bfloat16. One line an arm and batch size:
 the cost of a step with drafts and that of the same engine without speculation; then where waits and AICPU operators
 come from.

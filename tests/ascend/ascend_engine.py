@@ -14,7 +14,7 @@ from ports import PORTS
 from zygote import Zygote
 
 HERE = Path(__file__).resolve().parent
-STANDIN = HERE.parent / "patches" / "npu"
+STANDIN = HERE.parents[1] / "testing"
 VERSION = importlib.metadata.version("vllm_ascend").partition(".post")[0]  # also vLLM's
 OLD = VERSION == "0.11.0"
 DECODE = "_npu_paged_attention" if OLD else "npu_fused_infer_attention_score"  # the operator for one token a request

@@ -45,6 +45,14 @@ def overrides_of(recipe, run_dir, ray="local"):
     return verl.overrides(recipe, PinSet(recipe.pin_set), run_dir, {"OMP_NUM_THREADS": "1"}, ray)
 
 
+def test_a_run_reads_its_pin_set_once(tmp_path, monkeypatch):
+    PinSet.of.__func__.cache_clear()
+    built, init = [], PinSet.__init__
+    monkeypatch.setattr(PinSet, "__init__", lambda self, name: built.append(name) or init(self, name))
+    launch.plan(load(), tmp_path, dry_run=True)
+    assert sorted(built) == pin_set.names()
+
+
 def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
     on = overrides_of(load("sam_options.k=4", "sam_options.rule=oldest", "seed=7"), tmp_path)
     assert {"data.seed=7", "actor_rollout_ref.rollout.seed=7"} < set(on)

@@ -247,7 +247,7 @@ def test_no_password_is_left(folder: Path, image: Path, environment: dict) -> No
 def test_the_modules_are_imported(folder: Path, image: Path, environment: dict, settings: dict) -> None:
     """Over the stand-in for torch_npu, which lies below work_dir, as that is mounted."""
     standin = Path(settings["work_dir"]) / "npu"
-    shutil.copytree(ROOT / "tests/patches/npu", standin)
+    shutil.copytree(ROOT / "testing", standin)
     code = "import vllm, vllm_ascend, verl, sam_core, llm_rl.check_operators"
     code += "; from vllm.platforms import current_platform as p"
     code += "; import importlib.util as u; assert all(map(u.find_spec, ('megatron', 'mindspeed', 'mbridge')))"

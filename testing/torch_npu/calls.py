@@ -63,6 +63,6 @@ def missing(name):
     """An operator that can be looked up but not called, because modules that do not run here name it on import."""
 
     def raises(*args, **kwargs):
-        raise NotImplementedError(f"torch_npu.{name} is not in the stand-in, see tests/patches/npu")
+        raise NotImplementedError(f"torch_npu.{name} is not in the stand-in, see testing/README.md")
 
     return raises
