@@ -39,8 +39,8 @@ MEANINGS = {
         "`history` needs `group`",
         "switch": "when to draft. `auto`: for each request in each step the number of tokens that pays off, see "
         "[below](#switch-auto). `batch`: while at most `threshold` requests run",
-        "threshold": "for `switch: batch`; `threshold` without `switch` selects it. The number of running requests in a "
-        "step decides for the next step",
+        "threshold": "for `switch: batch`; `threshold` without `switch` selects it. The number of running requests in "
+        "a step decides for the next step",
         "memory_bytes": "host memory for the texts and indexes of one engine. When it is full, the least valuable "
         "content is [freed first](design-sam-core.md#failures-and-memory) and rebuilt later; meanwhile a request "
         "without an index does not draft. A finished answer needs 4 bytes per token, a running request about 50 to "
