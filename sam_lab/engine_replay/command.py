@@ -48,7 +48,7 @@ RUNNERS: dict[bool, dict[str, str]] = {
     False: {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_PLUGINS": ""},
     True: {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_PLUGINS": "sam"},
 }
-"""By whether the second runner is driven; VLLM_PLUGINS as a default."""
+"""Default of VLLM_PLUGINS, by whether the second runner is driven."""
 EPILOG = """\
 A model of a real architecture gets random weights, and its next token is forced to the recorded one: times of steps and
 accepted drafts are real. Every batch of requests goes through every arm, one after the other in this process.

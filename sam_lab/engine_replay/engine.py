@@ -17,7 +17,7 @@ from sam_lab.engine_replay.forced import Forced
 class ForcedEngine(Forced):
     """An engine whose next tokens are forced and, if it speculates, whose drafter is chosen for each run.
 
-    Its steps also have sample_s (sampling and verification) and draft_s (with asynchronous scheduling including the wait
+    Its steps also have sample_s (sampling and verification) and draft_s (when asynchronous, including the wait
     for the previous step), in seconds of the clock.
 
     Args:
