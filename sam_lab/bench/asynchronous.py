@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab bench-asynchronous`: drafts for asynchronous engines, and those of a host that waits.
+"""`python -m sam_lab bench-asynchronous`: compare drafts for asynchronous engines with those of a host that waits.
 
 Early: the host waits for what the latest step sampled, but indexes it only after it has drafted. Late: the host drafts
 before it knows what the latest step sampled, and `sam_core.device_drafts` completes the drafts on the device.
@@ -32,16 +32,16 @@ from sam_lab.replay import accept_chain, geometric_mean
 from sam_lab.workers import finished
 
 RUNNING = 64
-"""Requests at a time."""
+"""Concurrent requests."""
 NUM_TEXTS = 1024
 LENGTHS = (3, 8)
 CONTEXTS = ("request", "group", "history")
 HISTORY = "rl-rollouts-qwen3b"
-"""The set that is replayed with a history."""
+"""The set that is replayed with source `history`."""
 LIMIT = 100_000
-"""Tokens of a set that are replayed, at least."""
+"""Minimum replayed tokens per set."""
 PEER_LIMIT = 25_000
-"""Those that are replayed with SuffixGPU, whose operators for a CPU are slow."""
+"""The same with SuffixGPU, whose CPU operators are slow."""
 MEAN, WORST = {"early": 0.99, "late": 0.97}, {"early": 0.98, "late": 0.93}
 BATCHES = (1, 64, 256)
 HOST_MS = 4.0
@@ -49,9 +49,9 @@ HOST_MS = 4.0
 
 
 class Replay:
-    """Steps, tokens and drafted tokens of a drafter on scopes, with RUNNING requests or more at a time.
+    """Steps, tokens and drafted tokens of a drafter on scopes, with at least RUNNING concurrent requests.
 
-    Siblings start together. Answers of earlier epochs are there before them.
+    Siblings start together, after the answers of earlier epochs were added.
     """
 
     def __init__(self, drafter: SamDrafter | SuffixGpuDrafter, scopes: Sequence[Scope], context: str, k: int) -> None:
@@ -107,9 +107,9 @@ class Replay:
 
 
 def accept(folder: Path, name: str, context: str, k: int, limit: int, peer: bool) -> dict[str, Any]:
-    """Tokens per step of the drafters on one set, of at least `limit` tokens of it.
+    """Tokens per step of the drafters on at least `limit` tokens of one set.
 
-    peer: also of SuffixGPU, and of the late drafter on the same PEER_LIMIT tokens.
+    peer: whether to add SuffixGPU, and the late drafter on the same PEER_LIMIT tokens.
     """
     torch.set_num_threads(1)
     scopes = make_scopes(RecordedTexts(folder).answers(name), context, max_tokens=limit)
@@ -140,7 +140,7 @@ def accept(folder: Path, name: str, context: str, k: int, limit: int, peer: bool
 
 
 def acceptance(found: Sequence[dict[str, Any]]) -> list[Row]:
-    """Rows of the geometric mean over the sets and of the worst set, by context and k."""
+    """Rows for the geometric mean over the sets and for the worst set, by context and k."""
     rows = []
     for drafter, context, k in itertools.product(MEAN, CONTEXTS, LENGTHS):
         shares = {
@@ -168,10 +168,10 @@ def acceptance(found: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def cost(texts: RecordedTexts, batch: int, k: int, tokens: int, steps: int) -> list[Row]:
-    """Rows of the processor time of a step, of the host's part and the device's, and of the synchronous drafter.
+    """Rows for the processor time of a step: the host's part, the device's part, and the synchronous drafter.
 
     Args:
-        tokens: of each prompt.
+        tokens: tokens of each prompt.
     """
     answers, _ = texts.ordinary(batch, tokens + 2 * (steps + 2))
     late, now = LateDrafter(k, batch, answers.shape[1]), SamDrafter()

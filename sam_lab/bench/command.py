@@ -18,8 +18,8 @@ from sam_lab.cli import LabError
 from sam_lab.recordings import DATA
 
 EPILOG = """\
-Times are processor times, medians of rounds in which all contestants take turns, with quartiles;
-acceptance is a geometric mean over the sets of sam_lab/data/evidence, with their quartiles. Targets and their
+Times are processor times: medians and quartiles of rounds in which all contestants take turns. Acceptance is a
+geometric mean over the sets of sam_lab/data/evidence, with quartiles. Targets and their
 reasons are in sam_lab/bench/targets.toml.
 
 Writes OUT/bench.json, prints the table and names what was missed. Exits with 1 when a target is
@@ -96,7 +96,7 @@ def wanted(bundle: list[Row], text: str) -> bool:
 
 
 def attempt(group: list[Row], measure) -> None:
-    """Measure a bundle of rows; where that fails, they say why and the others go on."""
+    """Measure a bundle of rows. If that fails, they get the reason, and the other bundles go on."""
     try:
         measure(group)
     except Exception as error:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time and memory: sam_core and its peers, called from Python with preallocated buffers.
 
-The clock is the processor time of the process, all its threads together: other processes take caches from it, not time.
-Nothing is subtracted: a figure holds the call from Python and its share of the loop around it. What an empty call costs
-is reported next to the table.
+The clock is the processor time of all threads of the process; other processes compete only for caches. Nothing is
+subtracted: a figure includes the call from Python and its share of the loop around it. The cost of an empty call is
+reported next to the table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "auto": {"switch": "auto"},
 }
 WAITING = {"on: waiting": "on", "auto: waiting": "auto", "on: waiting, one thread": "one thread"}
-"""Rows of the time until the drafts are there, and their engines.
+"""Rows for the time until the drafts are there, by engine.
 
 Threads share the work, and tokens are indexed later.
 """
@@ -81,14 +81,14 @@ class CostBench:
         self.history_size, self.num_history_steps = (200_000, 40) if quick else (20_000_000, 2000)
         self.texts, self.targets, self.progress = texts, targets, progress
         self.more = self.steps * (self.rounds + 2)
-        """Tokens that a batch is given after it was filled."""
+        """Tokens that are appended to a row after a batch was filled."""
         longest = self.sizes[-1]
         self.table, self.remark = texts.ordinary(BATCH, longest + self.more)
         self.long = self.table[0, :longest]
         self.details: dict[str, Any] = {"text": self.remark, "empty_call_us": self.empty_calls(), "draft_us": {}}
 
     def rows(self) -> list[tuple[list[Row], Callable[[list[Row]], None]]]:
-        """Rows and the function that measures each bundle of them."""
+        """Bundles of rows, each with the function that measures it."""
 
         def row(what: str, unit: str) -> Row:
             return self.targets.row(SECTION, what, unit)
@@ -127,12 +127,12 @@ class CostBench:
         ]
 
     def batches(self, rows: list[Row], names: Iterable[str], table: np.ndarray, size: int) -> dict[str, Any]:
-        """The peers' batches of a table; the rows get the reason for one that is not available."""
+        """The peers' batches of a table. If a peer is not available, the rows get the reason."""
         batches = {name: self.available(rows, name, partial(peers.BATCHES[name], table, size)) for name in names}
         return {name: batch for name, batch in batches.items() if batch}
 
     def available(self, rows: list[Row], name: str, probe: Callable[[], Any]) -> Any:
-        """What `probe` returns for a peer; None and the reason in the rows where it is not available."""
+        """The result of `probe` for a peer; None if it is not available, and the rows get the reason."""
         try:
             return probe()
         except LabError as error:
@@ -143,7 +143,7 @@ class CostBench:
     # ---- appending
 
     def appending(self, rows: list[Row]) -> dict[str, tuple[Callable, list]]:
-        """For each that can run: what makes a fresh function that appends, and what it is called with, in turn."""
+        """For each available contestant a factory of append functions, and the arguments of their calls in order."""
         slices = [self.long[at : at + 1] for at in range(len(self.long))]
 
         def ours() -> Callable[[int], None]:
@@ -199,8 +199,8 @@ class CostBench:
             row.note = "the two readings of the clock around each call included"
 
     def large_pauses(self, rows: list[Row]) -> None:
-        """The longest append of 64 tokens while one group grows: of each the quickest of three runs, as the same
-        appends take long in all of them but for what else the machine does."""
+        """The longest append of 64 tokens while one group grows. Each append counts with the fastest of three runs: the
+        same appends take long in all runs, unless the machine does other work."""
         (row,) = rows
         texts, remark = self.texts.collection(self.large_size)
         text = np.concatenate([np.array(each, np.int32) for each in texts])[: self.large_size // 64 * 64]
@@ -214,7 +214,7 @@ class CostBench:
         row.note = f"{text.size:,} tokens: {remark}"
 
     def history_steps(self, rows: list[Row]) -> None:
-        """Steps while a history that was just loaded is indexed: of each the quicker of two runs, as above."""
+        """Steps while a history that was just loaded is indexed; each counts with the faster of two runs, as above."""
         (row,) = rows
         rng = np.random.default_rng(20)
         size = self.table.shape[1] // 2
@@ -279,9 +279,9 @@ class CostBench:
     # ---- drafting
 
     def drafts(self, rows: list[Row]) -> None:
-        """One append and one draft a step; the draft alone is timed. A row gets the slowest of the sizes.
+        """One append and one draft per step; only the draft is timed. A row gets the slowest of the sizes.
 
-        With groups: one group in lock-step, as replay does; the steps of whole batches are in `steps_of`.
+        With groups, one group runs in lock-step, as in a replay; `steps_of` measures steps of whole batches.
         """
         *chains, tree = rows
         by_name: dict[str, dict[int, Figure]] = {}
@@ -322,7 +322,7 @@ class CostBench:
         self.details["draft_us"] = by_name
 
     def steps_of(self, count: int, period: int, rows: list[Row]) -> None:
-        """Append a token to and draft k=3 for each row of a batch: microseconds."""
+        """Microseconds to append a token to each row of a batch and draft k=3."""
         size = self.warm
         table = periodic(count, size + self.more, period) if period else self.table[:count, : size + self.more]
         batches: dict[str, Any] = {rule: SamBatch(table, size, **RULES[rule]) for rule in STEP_RULES}
@@ -349,9 +349,9 @@ class CostBench:
         return self.texts.ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
 
     def proposers(self, count: int, rows: list[Row]) -> None:
-        """Microseconds of a call of the proposer for each of its switches, indexing included.
+        """Microseconds per call of the proposer with each of its switches, including indexing.
 
-        Where there are rows for it also the wait for its drafts.
+        If there are rows for it, also the wait for its drafts.
         """
         table, remark = self._of_proposers(count)
         engines = {name: Engine(table, self.running, 3, **options) for name, options in SWITCHES.items()}
@@ -386,7 +386,7 @@ class CostBench:
             row.note = f"{engines[name].pool.num_threads} threads may share the work"
 
     def deciding(self, count: int, rows: list[Row]) -> None:
-        """What switch auto takes in a step, learning included: microseconds."""
+        """Microseconds that switch auto takes per step, including learning."""
         table, remark = self._of_proposers(count)
         engine = Engine(table, self.running, 3, **SWITCHES["auto"])
         switch, taken = engine.proposer.switch, [0.0]
@@ -510,7 +510,7 @@ class CostBench:
     # ---- overhead
 
     def empty_calls(self) -> dict[str, float]:
-        """Microseconds of calls that do nothing: a loop, a step without rows, a step of a batch without work."""
+        """Microseconds of calls without work: an empty loop, a step without rows, a step of an idle batch."""
         pool = sam_core.Pool(rule="newest", sources=("request",))
         empty, out = np.empty(0, np.int32), np.empty((0, 3), np.int32)
         rows = np.array([pool.open([], None) for _ in range(BATCH)], np.int32)

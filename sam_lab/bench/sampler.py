@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab bench-sampler`: verification and vllm-ascend's samplers of 0.11 and 0.13.
-
-Time, operations, host synchronisations and AICPU operators.
+"""`python -m sam_lab bench-sampler`: compare our verification with the samplers of vllm-ascend 0.11 and 0.13 in time,
+operations, host synchronisations and AICPU operators.
 """
 
 from __future__ import annotations
@@ -37,12 +36,14 @@ from _patchset import pins, sdist  # noqa: E402
 from _patchset.git import Failure  # noqa: E402
 
 EPILOG = """\
-V=151936, 3 drafts a request, deterministic ones, all requests sample, one thread on the CPU. A step begins with the
-probabilities of all rows, those behind the drafts too, which the releases sample on their own. Medians of rounds in
-which all take turns. Two figures: the whole step, and the step excluding random-number generation ("draws given").
+V=151936, 3 deterministic draft tokens per request, all requests sample, one CPU thread. A step begins with the
+probabilities of all rows, including the rows after the drafts, which the releases sample separately. Figures are
+medians of rounds in which all contestants take turns: of the whole step, and of the step without drawing random numbers
+("draws given").
+
 `rejection` and the two releases need an exponential for every token of the vocabulary; drawing them is most of a step
-on some processors. `seeded` makes its own noise. Of 0.13 its vectorized rejection sampling is run, not the block
-verification that it uses from 3 drafts on and that changes the distribution.
+on some processors. `seeded` makes its own noise. For 0.13 the vectorized rejection sampling runs, not the block
+verification, which it uses from 3 draft tokens on and which changes the distribution.
 
 What runs on the AICPU is looked up in testing/operators.csv, which names its sources.
 
@@ -90,7 +91,7 @@ class Unpinned(ast.NodeTransformer):
 
 
 def functions_of(text: str, device: torch.device, **known: Any) -> SimpleNamespace:
-    """The functions of an engine's file, without what it imports."""
+    """The functions of an engine's file, without its imports."""
     tree = ast.parse(text)
     tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     if device.type == "cpu":
@@ -114,7 +115,7 @@ def release(module: Any, device: torch.device) -> SimpleNamespace:
 
 
 class Case:
-    """One step of a batch, and the contestants as functions without arguments."""
+    """One step of a batch; contestants are functions without arguments."""
 
     def __init__(self, batch: int, device: torch.device, releases: dict[str, SimpleNamespace]) -> None:
         generator = torch.Generator().manual_seed(batch)
@@ -149,7 +150,7 @@ class Case:
         return verify.keep_equal(noise.sample(self.rows), self.drafts, self.counts)
 
     def theirs(self, module: SimpleNamespace, draws: verify.Draws | None) -> torch.Tensor:
-        """What the release does for requests that sample: the ordinary sampler behind the drafts, rejection_sample."""
+        """A release's step for requests that sample: the ordinary sampler after the drafts, and rejection_sample."""
         exponential = torch.empty_like(self.behind).exponential_() if draws is None else draws.exponential
         bonus = (self.behind / exponential).argmax(1, keepdim=True).int()
         output = torch.empty((self.batch, K + 1), dtype=torch.int32, device=self.device)
@@ -198,7 +199,7 @@ class Case:
 
 
 def targets(measured: list[dict], device: torch.device) -> list[Row]:
-    """What must hold, as rows of the table."""
+    """The targets, as rows of the table."""
 
     def row(section: str, what: str, unit: str, better: str, bound: float, ours: float, peers: dict) -> Row:
         figures: dict[str, Figure | str] = {name: Figure.of([value]) for name, value in peers.items()}
@@ -237,7 +238,7 @@ class Request:
 
 
 def noise_row(count: int, device: torch.device) -> Row:
-    """What the host spends on seeds: in each step a request ends and another one begins."""
+    """The host's time for seeds, if in each step one request ends and another begins."""
     make, taken = RequestNoise(0, device), []
     requests = {str(number): Request(number, number) for number in range(count + 200)}
     req_ids = list(requests)[:count]

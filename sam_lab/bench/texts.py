@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmark reads: the recordings of a folder."""
+"""The recordings that the benchmark reads from a folder."""
 
 import random
 import re
@@ -11,13 +11,13 @@ from sam_lab.cli import LabError
 from sam_lab.recordings import DATA, Answer, parse_answer, read_answers, read_records
 
 LONG = ("math-long-groups", "math-cot-groups8")
-"""Sets of groups from which the text of the timings is taken: the first that is there."""
+"""Sets of groups for the text of the timings; the first one in the folder is used."""
 SIBLINGS = 4
-"""Rows of one group in the timings."""
+"""Rows per group in the timings."""
 
 
 class RecordedTexts:
-    """The recordings of a folder, NAME.jsonl.gz or NAME.jsonl.zst; small: those of the repository."""
+    """The recordings of a folder, NAME.jsonl.gz or NAME.jsonl.zst; by default the small ones of the repository."""
 
     def __init__(self, folder: Path = DATA):
         files = [file for suffix in ("gz", "zst") for file in folder.glob(f"*.jsonl.{suffix}")]
@@ -39,9 +39,10 @@ class RecordedTexts:
         return [answer for where, row in rows if (answer := parse_answer(row, where))]
 
     def ordinary(self, rows: int, size: int) -> tuple[np.ndarray, str]:
-        """int32[rows, size]: recorded answers one after another; SIBLINGS rows answer the same prompts. And a remark.
+        """A table int32 [rows, size] of recorded answers one after another, and a remark. SIBLINGS rows answer the same
+        prompts.
 
-        Where the answers do not suffice they are repeated with every tenth token drawn anew, by a fixed seed.
+        If there are too few answers, they are repeated with every tenth token replaced at random, by a fixed seed.
         """
         name = next(name for name in LONG if name in self.files)
         groups: dict[str, list[np.ndarray]] = {}
@@ -62,7 +63,7 @@ class RecordedTexts:
         return table, f"answers of {name}" + (", repeated with every tenth token drawn anew" if again else "")
 
     def collection(self, size: int) -> tuple[list[list[int]], str]:
-        """Texts of about `size` tokens together, for a corpus, and a remark; repeated with changes where too few."""
+        """Texts with about `size` tokens in total, for a corpus, and a remark; repeated with changes if too few."""
         texts = [list(answer.response_ids) for name in self.names for answer in self.answers(name)]
         rng = random.Random(20)
         rng.shuffle(texts)
@@ -84,6 +85,6 @@ def checkpoint(model: str) -> int:
 
 
 def periodic(rows: int, size: int, period: int) -> np.ndarray:
-    """int32[rows, size]: each row repeats `period` tokens, which no other row has."""
+    """A table int32 [rows, size]; each row repeats `period` tokens of its own."""
     tokens = 1000 + np.arange(rows * period, dtype=np.int32).reshape(rows, period)
     return np.tile(tokens, (1, -(-size // period)))[:, :size].copy()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded answers drive the real engine: times of steps and accepted drafts are real, the weights are random.
+"""Recorded answers drive the real engine: step times and accepted drafts are real, weights are random.
 
 A model of a real architecture gets dummy weights, and after its LM head the logit of the recorded next token is raised
-so far that every sampler takes it. The token depends on the position alone, so rows that verify drafts are right, too.
+so much that every sampler chooses it. The token depends only on the position, so rows that verify drafts are right too.
 """

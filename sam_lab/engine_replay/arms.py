@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafters to compare, each with the name of its method in vLLM's runner."""
+"""The compared drafters, each with the name of its method in vLLM's runner."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sam_lab.cli import LabError
 
 ARMS = ("plain", "off", "ngram", "suffix", "batch", "auto")
 ASYNC = "@async"
-"""Ends the names of arms whose engine schedules asynchronously."""
+"""Suffix of the arms whose engine schedules asynchronously."""
 COMPILED = Path(__file__).resolve().parents[2] / ".cache" / "peers"
 """Where `make bench` builds arctic-inference."""
 FIXED = re.compile(r"batch:([1-9][0-9]*):([1-9][0-9]*)")
 ARTICLE = (3, 8)
-"""Tokens a draft and threshold of the article."""
+"""Tokens per draft and threshold of the article."""
 
 
 def check(arm: str) -> None:
@@ -61,7 +61,7 @@ def make(arm: str, runner: Any, k: int, sam: dict[str, Any], clock: Callable[[],
         runner: vLLM's, of an engine that speculates with k tokens.
         k: maximum draft tokens of a request in `auto` and `suffix`.
         sam: options of the proposer other than the switch.
-        clock: auto times steps with it.
+        clock: the clock by which auto times steps.
     """
     arm = arm.removesuffix(ASYNC)
     if arm == "plain":
@@ -84,7 +84,7 @@ def make(arm: str, runner: Any, k: int, sam: dict[str, Any], clock: Callable[[],
 
 
 def fixed_switch(arm: str) -> tuple[int, int]:
-    """Tokens of a draft and threshold of `batch:K:THRESHOLD`, the article's of other arms."""
+    """Tokens per draft and threshold of `batch:K:THRESHOLD`; for other arms the article's."""
     fixed = FIXED.fullmatch(arm)
     return (int(fixed[1]), int(fixed[2])) if fixed else ARTICLE
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arms on vLLM's second runner; each is an engine of its own, which begins without texts."""
+"""The arms on vLLM's second runner; each has its own engine, which begins without texts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def speculative_config(arm: str, k: int, max_seqs: int, verify: str) -> dict[str
 
     Args:
         k: maximum draft tokens of a request in `auto`.
-        max_seqs: requests that run at once.
-        verify: of method sam.
+        max_seqs: maximum concurrent requests.
+        verify: option of method sam.
     """
     if arm == "plain":
         return None

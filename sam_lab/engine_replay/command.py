@@ -30,7 +30,7 @@ from sam_lab.engine_replay.report import report
 from sam_lab.recordings import PARTS, Answer, read_answers, split
 
 TINY = Shape(2, 64, 2, 1, 32, 128, tied=True)
-"""For tests; its times are those of no model."""
+"""For tests; its times stand for no real model."""
 RANDOM = "random"
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process
@@ -48,7 +48,7 @@ RUNNERS: dict[bool, dict[str, str]] = {
     False: {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_PLUGINS": ""},
     True: {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_PLUGINS": "sam"},
 }
-"""By whether the second runner is driven; VLLM_PLUGINS as a default."""
+"""Default of VLLM_PLUGINS, by whether the second runner is driven."""
 EPILOG = """\
 A model of a real architecture gets random weights, and its next token is forced to the recorded one: times of steps and
 accepted drafts are real. Every batch of requests goes through every arm, one after the other in this process.
@@ -60,7 +60,7 @@ speculation and without asynchronous scheduling, or `plain@async`:
   ngram    vLLM's n-gram look-up, k = 3
   suffix   vLLM's suffix decoding, k = --k; needs the package arctic-inference
   batch    sam as in the article: k = 3 while at most 8 requests run; batch:K:THRESHOLD has other figures
-  auto     sam's switch auto, at most --k tokens; learns on --learn batches first, and goes on learning, as an engine
+  auto     sam's switch auto, at most --k tokens; it learns on --learn batches first and keeps learning, as an engine
            does from one rollout to the next
   plain@async, off@async, batch@async, auto@async
            the same in an engine that schedules asynchronously, where the platform does
@@ -73,14 +73,13 @@ asynchronously, and keeps its texts and what it learned from batch to batch; gai
   schedule     sam with 15, 7 or 3 tokens while at most 8, 32 or 128 requests run
   auto         sam's switch auto, at most --k tokens, after --learn batches; on a GPU it needs --graphs FULL
 
-The model is in bfloat16, on a CPU without instructions for that in float32. On a CPU the clock is that of this
-process (one thread), so that other load disturbs little; elsewhere the wall's. With VLLM_PLUGINS=ascend, or where
-vLLM finds a GPU, the same command runs there.
+The model is in bfloat16, or in float32 on a CPU without bfloat16 instructions. On a CPU the clock is the processor
+time of this process (one thread), which other load hardly affects; elsewhere it is wall time. The same
+command runs on a GPU if vLLM finds one, and on an NPU with VLLM_PLUGINS=ascend.
 
-Writes OUT/engine-replay.json, steps.json, learned.json and engine-replay.png, for each of several recordings into a
-folder of its name; runs.jsonl holds each run as it ends, and
---resume keeps those of the same settings. Ends with 1 if an answer differs from the recorded one or an arm drafted
-nothing.
+Writes OUT/engine-replay.json, steps.json, learned.json and engine-replay.png; with several recordings, each into a
+folder of its name. Each finished run is appended to runs.jsonl, and --resume keeps the runs of the same settings. Exits
+with 1 if an answer differs from the recorded one or an arm drafted nothing.
 
 on one GPU with vLLM 0.32 or 0.33 and the plugin (docs/lab.md has the output):
   python -m sam_lab engine-replay sam_lab/data/evidence/{rl,long}.jsonl.gz --part test --shape Qwen3-8B \\
@@ -106,10 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=10,
         metavar="N",
-        help="groups of answers to one prompt, a batch (%(default)s)",
+        help="groups (answers to one prompt) per batch (%(default)s)",
     )
     add("--per-group", type=positive, default=3, metavar="N", help="answers of a group (%(default)s)")
-    add("--batches", type=positive, default=5, metavar="N", help="batches, each of other prompts (%(default)s)")
+    add("--batches", type=positive, default=5, metavar="N", help="batches, each with different prompts (%(default)s)")
     add(
         "--learn",
         type=non_negative,
@@ -192,7 +191,7 @@ def is_second_runner() -> bool:
 
 
 def set_environment(second: bool) -> None:
-    """Set vLLM's variables; raises LabError if they leave the plugin out that is to be driven."""
+    """Set vLLM's environment variables; raises LabError if they exclude the plugin that is needed."""
     of_runner = RUNNERS[second]
     os.environ.update(ENVIRONMENT | {"VLLM_USE_V2_MODEL_RUNNER": of_runner["VLLM_USE_V2_MODEL_RUNNER"]})
     for name, value in (DEFAULTS | {"VLLM_PLUGINS": of_runner["VLLM_PLUGINS"]}).items():
@@ -202,7 +201,7 @@ def set_environment(second: bool) -> None:
 
 
 class Records:
-    """The runs that have ended, a line each, and the state of auto after each of its runs."""
+    """The finished runs, one per line, and the state of auto after each of its runs."""
 
     def __init__(self, path: Path, settings: dict[str, Any], resume: bool) -> None:
         self.path = path
@@ -235,7 +234,7 @@ def answers_of(file: str, part: str | None) -> list[Answer]:
 
 
 def choose(file: str, args: argparse.Namespace) -> list[list[tuple[list[int], list[int]]]]:
-    """Batches of groups, in an order that the seed decides; raises LabError if there are too few."""
+    """Batches of groups, in an order that the seed determines; raises LabError if there are too few groups."""
     answers = answers_of(file, args.part)
     groups = defaultdict(list)
     for answer in answers:
@@ -256,7 +255,7 @@ def choose(file: str, args: argparse.Namespace) -> list[list[tuple[list[int], li
 
 
 def noise(args: argparse.Namespace) -> list[list[tuple[list[int], list[int]]]]:
-    """Batches of random tokens: nothing in them can be foreseen. Lengths are spread as the tail of a rollout is."""
+    """Batches of random tokens, which no drafter can predict, with the lengths of a rollout's tail."""
     draw = random.Random(args.seed)
 
     def tokens(n: int) -> list[int]:
@@ -287,7 +286,7 @@ def engine_of(arm: str) -> tuple[bool, bool]:
 
 
 def start_engines(names: Sequence[str], args: argparse.Namespace, batches: list[Any]) -> dict[str, Any]:
-    """The engine of each arm; on the first runner some have the same one."""
+    """The engine of each arm; on the first runner some arms share one."""
     from sam_lab.engine_replay.engine import ForcedEngine
     from sam_lab.engine_replay.forced import write_model
 

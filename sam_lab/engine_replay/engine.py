@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The patched engine's first model runner, its next tokens forced, its drafter exchanged between runs."""
+"""The patched engine on the first model runner, with forced tokens and a drafter that is exchanged between runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sam_lab.engine_replay.forced import Forced
 class ForcedEngine(Forced):
     """An engine whose next tokens are forced and, if it speculates, whose drafter is chosen for each run.
 
-    Its steps also have sample_s (sampling and verification) and draft_s (with asynchronous scheduling also the wait for
-    the step before), seconds of the clock.
+    Its steps also have sample_s (sampling and verification) and draft_s (when asynchronous, including the wait
+    for the previous step), in seconds of the clock.
 
     Args:
         model: folder with a config.json.
         k: maximum draft tokens of a request; 0: an engine without speculation.
-        asynchronous: whether it plans a step while the one before runs; raises LabError where it cannot.
-        graphs: vLLM's cudagraph_mode; raises LabError where vLLM takes another.
+        asynchronous: whether it plans a step while the previous one runs; raises LabError if it cannot.
+        graphs: vLLM's cudagraph_mode; raises LabError if vLLM uses another one.
         settings: further EngineArgs.
     """
 
@@ -93,7 +93,7 @@ class ForcedEngine(Forced):
         return call
 
     def use(self, method: str, drafter: Any) -> None:
-        """Let the next runs draft with this object, of this name of a method in vLLM."""
+        """Let the next runs draft with this object, as the method with this name in vLLM."""
         self.runner.speculative_config.method, self.runner.drafter = method, drafter
         # the core asks for the drafts of all methods but sam, whose drafts come with each step's output
         self.engine.engine_core.engine_core.use_spec_decode = method != "sam"

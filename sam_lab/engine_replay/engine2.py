@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second model runner of an unpatched vLLM, its next tokens forced. Each arm is an engine of its own."""
+"""The second model runner of an unpatched vLLM, with forced tokens. Each arm has its own engine."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def fitting(needed: int, engines: int, weights: int) -> int:
 class ForcedEngine2(Forced):
     """An engine with the second runner, scheduled asynchronously.
 
-    Its steps' rows and drafts are those that are computed and verified; `planned` are the rows that were scheduled;
-    `draft_s` is what the host takes to have drafts made.
+    In its steps, rows and drafts are the computed and verified ones; `planned` are the scheduled rows; `draft_s` is the
+    host's time for drafting.
 
     Args:
         model: folder with a config.json.
-        speculative: vLLM's speculative_config, or None. Raises LabError where switch `auto` cannot choose by request.
-        graphs: vLLM's cudagraph_mode; adaptive verification may take FULL_DECODE_ONLY for FULL.
+        speculative: vLLM's speculative_config, or None. Raises LabError if switch `auto` cannot choose by request.
+        graphs: vLLM's cudagraph_mode; adaptive verification may turn FULL into FULL_DECODE_ONLY.
         settings: further EngineArgs.
     """
 
@@ -48,7 +48,7 @@ class ForcedEngine2(Forced):
         super().__init__(model, speculative, True, graphs, **settings)
         config = self.engine.vllm_config
         if not (config.use_v2_model_runner and self.asynchronous):
-            raise LabError("vLLM takes its first runner, or schedules synchronously, on this platform")
+            raise LabError("vLLM uses its first runner, or schedules synchronously, on this platform")
         adaptive = self.sam.get("switch") == "auto"
         if adaptive and not config.speculative_config.enable_adaptive_verification:
             reason = why_not_adaptive(config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's engine in this process, its next tokens forced to recorded answers."""
+"""vLLM's engine in this process, whose next tokens are forced to recorded answers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from llm_rl.shape import Shape
 
 FORCED = 1e4
 SHARED = {"load_format": "one_copy", "gpu_memory_utilization": 0.01}
-"""On CUDA: one copy of the weights, and no share of the memory that must be free, as the size of the cache is given.
-Other platforms change weights after loading, so that engines cannot share them."""
+"""On CUDA engines share one copy of the weights. Almost no memory must be free, as the size of the cache is given.
+Other platforms change weights after loading, so engines cannot share them."""
 
 
 def write_model(folder: Path, shape: Shape, max_model_len: int, dtype: str) -> None:
@@ -79,13 +79,13 @@ class Forced:
     Args:
         model: folder with a config.json.
         speculative: vLLM's speculative_config, or None.
-        asynchronous: whether it is to plan a step while the one before runs.
+        asynchronous: whether it plans a step while the previous one runs.
         graphs: vLLM's cudagraph_mode. The model is not compiled.
         settings: further EngineArgs.
     """
 
     times: tuple[str, ...] = ()
-    """What the subclass adds to each step in seconds."""
+    """Seconds that the subclass adds to the record of each step."""
 
     def __init__(
         self, model: Path, speculative: dict[str, Any] | None, asynchronous: bool, graphs: str, **settings: Any
@@ -116,14 +116,14 @@ class Forced:
         self._runs = 0
 
     def _copied(self, array: torch.Tensor) -> torch.Tensor:
-        """On the runner's device; the host does not wait, as it would for work that asynchronous scheduling hides."""
+        """A copy on the runner's device. The host does not wait, as that would show work that would else be hidden."""
         return array if self._on_cpu else array.pin_memory().to(self.runner.device, non_blocking=True)
 
     def _force(self, logits: torch.Tensor, owners: torch.Tensor, positions: torch.Tensor) -> None:
         """Raise the recorded next token's logit.
 
         Args:
-            logits: float [R, V], changed.
+            logits: float [R, V], changed in place.
             owners, positions: int [R], each row's answer, and the position of the token that it reads.
         """
         assert self._recorded is not None
@@ -140,12 +140,12 @@ class Forced:
 
         Args:
             answers: prompt and recorded answer of each request.
-            temperature: of the sampler, which takes the forced token at any.
+            temperature: the sampler's; the forced token is chosen at any temperature.
 
         Returns:
-            Each engine step: requests running, rows computed, draft tokens among them, context (tokens its requests
-            held before it), tokens emitted, the requests that gained them, s in seconds of the clock, whether a prompt
-            was read in it, and what the subclass adds. And the requests whose answer was not the recorded one.
+            Each engine step: running requests, computed rows, draft tokens among them, context (tokens of its requests
+            before it), emitted tokens, the number of requests that got any, s (seconds of the clock), whether it read
+            a prompt, and what the subclass adds. And the requests whose answer was not the recorded one.
         """
         self.engine.reset_prefix_cache()  # of the prompts that another arm has read
         width = max(len(p) + len(a) for p, a in answers) + self.k + 2

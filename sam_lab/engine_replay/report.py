@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arms compared: table, JSON and time lines."""
+"""Compare the arms: table, JSON and picture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ del STEP_BINS["33+"]
 
 
 def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Print the table, write it, the steps and a picture to `out`.
+    """Print the table; write it, the steps and a picture to `out`.
 
     Returns the content of engine-replay.json; the others are steps.json and engine-replay.png.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers on which papers' claims are measured, and what a claim is."""
+"""Claims of papers, and the answers on which they are measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sam_lab.recordings import SEED, Scope, make_scopes, read_answers, split_fol
 from sam_lab.replay import Counts, Drafter, replay
 
 NODES = 64
-"""Maximum draft tokens of a step."""
+"""Maximum draft tokens per step."""
 EARLIER = 1000
 """Maximum outputs that a method knows."""
 LONGEST = 1000
@@ -22,7 +22,7 @@ LONGEST = 1000
 
 
 class Claim(NamedTuple):
-    """A paper says that the quotient of `better` is higher than that of `worse`."""
+    """A paper's claim that the quotient of `better` is higher than that of `worse`."""
 
     text: str
     better: Counts
@@ -31,7 +31,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """An answer to each prompt of one half is scored. Methods may know outputs for the other half, in random order."""
+    """One answer to each prompt of one half is scored. Methods may know outputs for the other half, in random order."""
 
     name: str
     scopes: list[Scope]

@@ -55,6 +55,6 @@ def line(claim: Claim) -> str:
 
 
 def verdict(claim: Claim) -> str:
-    """agrees, disagrees, or open where the interval holds 1."""
+    """agrees, disagrees, or open if the interval includes 1."""
     low, high = interval(claim.better, claim.worse) or (1.0, 1.0)
     return "agrees" if low > 1 else "disagrees" if high < 1 else "open"

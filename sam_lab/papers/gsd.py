@@ -50,7 +50,7 @@ class NGrams:
         self.best = cache(self._best)
 
     def _best(self, context: Path) -> list[tuple[int, float]]:
-        """The WIDTH most probable tokens behind a context of at most ORDER tokens, with their probabilities."""
+        """The WIDTH most probable tokens after a context of at most ORDER tokens, with their probabilities."""
         while context not in self._followers:
             context = context[1:]
         found = self._followers[context]
@@ -92,7 +92,7 @@ class Gsd(OneByOne):
     Args:
         model: the draft model.
         width: children of a node; 1: chains.
-        tau: tokens by which a node is redundant; 0: trees.
+        tau: a node whose last `tau` tokens occurred before is redundant; 0: trees.
 
     Attributes:
         work: for each request, nodes that went through the draft model, and drafts.

@@ -2,7 +2,7 @@
 """REST: drafts retrieved from a datastore of texts (He et al. 2023).
 
 Claims: a larger datastore gains more (table 2). A trie of the continuations gains more than some of them chosen at
-random (table 3). Matches of fewer than 6 tokens at most are slower than longer ones (figure 3).
+random (table 3). A limit of matches (n_max) below 6 tokens is slower than a higher one (figure 3).
 
 Method (section 3.2): the longest suffix of the text, at most n_max = 16 tokens, that occurs in the datastore is the
 match. What follows each occurrence, at most m = 10 tokens, goes into a trie, whose c = 64 most frequent nodes are the
@@ -28,9 +28,9 @@ from sam_lab.recordings import temporary_corpus
 from sam_lab.replay import OneByOne, Tree
 
 SAMPLE = 256
-"""Maximum occurrences that are read, at even distances. The paper has no limit."""
+"""Maximum occurrences that are read, evenly spaced. The paper has no limit."""
 RANDOM = 8
-"""Continuations that are chosen at random, and their tokens."""
+"""Number of randomly chosen continuations, and their tokens."""
 FEW = 64
 
 
@@ -63,7 +63,7 @@ class Rest(OneByOne):
         del self.texts[request]
 
     def after(self, suffix: list[int]) -> list[list[int]]:
-        """What follows the occurrences of a suffix, at most m tokens each, without occurrences that end a text."""
+        """The continuations of a suffix, at most m tokens each; occurrences at the end of a text have none."""
 
         def key(row: int) -> list[int]:
             at = self.suffixes[row]
@@ -77,7 +77,7 @@ class Rest(OneByOne):
         return [text[: text.index(END)] if END in text else text for text in texts if text[0] != END]
 
     def continuations(self, text: list[int]) -> list[list[int]]:
-        """What follows the longest suffix of a text: if a suffix occurs before a token, so do all shorter ones."""
+        """The continuations of the longest suffix of a text that occurs; if a suffix occurs, so do all shorter ones."""
         found: list[list[int]] = []
         low, high = 0, min(self.n_max, len(text))
         while low < high:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many draft tokens each request gets in a step, for the most accepted tokens per second."""
+"""Chooses the number of draft tokens of each request in a step that gives the most tokens per second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Int32 = npt.NDArray[np.int32]
 
 
 class CostModel(Protocol):
-    """Cost of steps, see StepCost."""
+    """The cost of a step; see StepCost."""
 
     @property
     def context(self) -> float: ...
@@ -70,13 +70,13 @@ def choose(
         scores: [B, K], probability that a draft is accepted up to each token; nonincreasing along a row.
         lengths: int32 [B], tokens of each draft, at most K.
         contexts: [B], tokens of each request, in thousands.
-        cost: a fitted cost of steps.
-        uniform: 0, or a number of tokens that all requests get or none does, as captured graphs need; padding of
+        cost: the cost of a step.
+        uniform: 0, or a number of tokens that either all requests or none get, as captured graphs need; padding of
             shorter drafts is assumed to be rejected.
-        with_prompts: cost of the step with the prompts that it reads, by its other rows; None: it reads none.
-        guess: of the rate, which changes nothing but the time to find it, as that of the step before.
-        turn: of tokens that are worth the same, those of request turn % B and of the ones behind it come first; a
-            number that changes from step to step lets all have their turn.
+        with_prompts: cost of the step including the prompts that it reads, by its other rows; None: it reads none.
+        guess: a guess of the rate, such as that of the previous step; it only affects the time to find the rate.
+        turn: among tokens of equal value, those of request turn % B and the following ones come first. A number that
+            changes from step to step gives all requests their turn.
     """
     batch, k = scores.shape
     base = cost.context * contexts.sum()
@@ -110,7 +110,7 @@ def choose(
 
 
 class Calibration:
-    """Corrects scores by the share of draft tokens with about this score that were accepted.
+    """Corrects scores by the share of accepted tokens among draft tokens with about the same score.
 
     A budget chooses drafts whose scores happen to be high, and such scores are too high on average. Each bin of scores
     keeps decaying counts of verified and of accepted tokens, and begins with a correction of 1.
@@ -153,7 +153,7 @@ class Calibration:
         return corrected
 
     def state(self) -> dict[str, list[float]]:
-        """The counts, as JSON can hold them."""
+        """The counts, for JSON."""
         return {"offered": self.offered.tolist(), "accepted": self.accepted.tolist()}
 
     def restore(self, state: dict[str, list[float]]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine step costs, learned from the steps themselves."""
+"""The cost of an engine step, learned from the steps themselves."""
 
 from __future__ import annotations
 
@@ -18,48 +18,49 @@ Float64 = npt.NDArray[np.float64]
 NUM_FEATURES = 19
 _ONE, _DRAFTS, _, _CONTEXT, _DRAFT_CONTEXT = range(5)  # the first features
 FIRST_STEPS = 3
-"""Steps before anything is believed: it bounds what is chosen by the time of one step."""
+"""Minimum steps before predictions are used; bounds the influence of a single step."""
 MAX_RESIDUAL = 0.12
-"""Most that one residual counts, and the least change of speed that is followed at once, as logarithms."""
+"""Limit of one residual, and the minimum change of speed that is followed at once, as logarithms."""
 SPEED_TRACKING = 0.03
-"""Share of each residual by which costs are scaled: it bounds how soon a slow drift is followed."""
+"""Share of each residual by which costs are scaled; bounds how fast a slow drift is followed."""
 SPEED_WINDOW = 5
-"""Latest residuals. If all but one are large, costs are scaled by their median: it bounds how late a sudden change is
-noticed, and how many slow steps by chance look like one."""
+"""Number of latest residuals. If all but one are large, costs are scaled by their median; bounds how late a sudden
+change is noticed, and how many randomly slow steps look like one."""
 LARGE, LARGE_TRACKING = 3, 0.05
-"""A residual is large beyond so many times their median size, which is followed by this share in each step: they bound
-how often noise looks like a change."""
+"""A residual is large if it exceeds this multiple of their median size, which is tracked with this share per step;
+bounds how often noise looks like a change."""
 KEPT_AFTER_CHANGE = 0.3
-"""Weight of earlier steps after such a change, after which larger steps may cost more or less than before, too."""
+"""Weight of earlier steps after such a change, which may also have changed the cost of larger steps."""
 MAX_SLOWDOWN = 0.3
-"""Residual of a step that is left out unless the one of its kind before was as slow: it bounds what a pause costs."""
+"""Residual from which a step is ignored unless the previous one of its kind was as slow; limits what a pause does."""
 MEAN_SHARE = 0.02
-"""Share of each step in the mean seconds of a step, by which slopes are compared."""
+"""Weight of each step in the mean seconds of a step, by which slopes are compared."""
 SWEEPS = 30, 4
-"""Sweeps of the fit in the first MANY_STEPS steps and later: they bound its time."""
+"""Sweeps of the fit in the first MANY_STEPS steps, and later; bounds its time."""
 MANY_STEPS = 20
 MAX_PLAUSIBLE = 1e30
-"""Bound of restored numbers."""
+"""Limit of restored numbers."""
 
 
 class StepCost:
-    """Seconds of a step, by a nonnegative linear regression that is fitted anew after each step.
+    """Seconds of a step, by a nonnegative linear regression that is updated after each step.
 
-    t = f(rows) + a * context + b * draft context, a constant more if the step has drafts, and one if it reads prompts.
-    rows are the tokens that the step computes, padded to the next captured graph. f is piecewise linear: each octave of
-    rows (2, 3-4, 5-8, ...) has a slope of its own, and slopes of neighbours are drawn to each other. Contexts are in
-    thousands of tokens: those of all requests, and those of each draft token's request. Relative errors count.
+    t = f(rows) + a * context + b * draft context, plus a constant if the step has drafts, and another if it reads
+    prompts. rows are the computed tokens, padded to the next captured graph. f is piecewise linear: each octave of rows
+    (2, 3-4, 5-8, ...) has its own slope, and neighbouring slopes are regularized towards each other. Contexts are in
+    thousands of tokens: the sum over all requests, and the sum over the requests of all draft tokens. The fit minimizes
+    relative errors.
 
-    With a finite `memory` it follows a machine that changes: the weight of a step falls by a factor of e in as many
-    steps, and all costs are scaled by a share of each residual, or at once by a large change that the latest residuals
-    agree on.
+    With a finite `memory` it follows a machine that changes: the weight of a step falls by a factor of e in `memory`
+    steps, and all costs are scaled by a share of each residual, or at once if the latest residuals agree on a large
+    change.
 
     Args:
-        memory: steps; by default nothing is forgotten.
-        graph_sizes: rows of the graphs that the engine has captured, to the next of which it pads a step.
+        memory: in steps; by default nothing is forgotten.
+        graph_sizes: rows of the captured graphs; the engine pads a step to the next larger one.
 
-    steps, with_drafts, without_prompts: learned so far, those that had drafts, and those that read no prompt. max_rows:
-    rows of the largest of the latter.
+    steps, with_drafts, without_prompts: number of steps so far, of those with drafts, and of those that read no prompt.
+    max_rows: rows of the largest of the latter.
     """
 
     def __init__(self, memory: float = math.inf, graph_sizes: Iterable[int] = ()) -> None:
@@ -94,7 +95,7 @@ class StepCost:
     def learn(
         self, rows: int, drafts: bool, prompts: bool, context: float, draft_context: float, seconds: float
     ) -> float:
-        """Learn from a step of `rows` >= 1; returns the logarithm of its seconds as a multiple of those expected."""
+        """Learn from a step of `rows` >= 1; returns the logarithm of its seconds over the predicted ones."""
         step = self._pad(rows), drafts, prompts, context, draft_context
         self.steps += 1
         self.with_drafts += drafts
@@ -117,9 +118,9 @@ class StepCost:
     def _follow(self, residual: float) -> tuple[float, float]:
         """Factors of all costs and of the weight of earlier steps.
 
-        Costs are scaled by a share of the residual, or by the median of the latest residuals if all of them but one are
-        large. Large means more than the noise of this machine: else noise would scale costs of steps that are no longer
-        seen.
+        Costs are scaled by a share of the residual, or by the median of the latest residuals if all but one of them are
+        large. Large means larger than this machine's noise; otherwise noise would scale the costs of steps that do not
+        occur any more.
         """
         large = self._large
         self._large *= math.exp(math.copysign(LARGE_TRACKING, LARGE * abs(residual) - large))
@@ -135,7 +136,7 @@ class StepCost:
         return int(self._padded[rows]) if rows < len(self._padded) else rows
 
     def rows_cost(self, rows: npt.ArrayLike, prompt_tokens: Sequence[int] = (0,)) -> Float64:
-        """Mean of f(rows + n) over these n, seconds, for an array of whole numbers."""
+        """Mean over the numbers n of f(rows + n), in seconds, for an array of integers."""
         rows = np.atleast_1d(np.asarray(rows, np.int64))
         seconds = np.empty(rows.shape)
         rows_seconds(self._weights, rows, np.array(prompt_tokens, np.int32), self._padded, seconds)
@@ -163,13 +164,13 @@ class StepCost:
 
 
 class NextCost:
-    """Cost of the next step by its rows without prompts, in the form that `budget.choose` takes.
+    """Cost of the next step by its rows without prompts, in the form that `budget.choose` expects.
 
     Args:
-        cost: fitted.
-        prompt_tokens: that the step may read, each as probable as the others.
-        limit: rows from which on nothing is known, so that they cost too much.
-        share: of what drafts are believed to cost; less than 1 where that is to be tried.
+        cost: the learned cost.
+        prompt_tokens: numbers of prompt tokens that the step may read, each with the same probability.
+        limit: rows from which on the cost is unknown and assumed to be too high.
+        share: assumed cost of drafts as a share of the learned one; less than 1 for a trial.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class NextCost:
         self.context, self.draft_context, self.verify = cost.context, share * cost.draft_context, share * cost.verify
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
-        """Seconds, for an array of whole numbers of which the first is that of a step without drafts."""
+        """Seconds for an array of integers, the first of which is the rows of a step without drafts."""
         rows = np.asarray(rows)
         all_seconds = self._cost.rows_cost(rows, self._prompt_tokens)
         seconds: Float64 = all_seconds[0] + self._share * (all_seconds - all_seconds[0])

@@ -26,11 +26,11 @@ class Switch:
     """Decides when to draft, and how many tokens of each request.
 
     After each step the drafter calls `observe` (not needed if `may_be_on` is false), then `should_draft`, then
-    `choose`, or `skip` if it has looked for no drafts. Requests are known by their slots, small numbers that are used
-    again.
+    `choose`, or `skip` if it did not look for drafts. Requests are identified by their slots, small numbers that are
+    reused.
 
-    steps, steps_on: steps so far, and those with drafts. transitions: times that `on` changed.
-    min_score: the next drafts may end before their score falls below this: less would not be chosen.
+    steps, steps_on: steps so far, and those with drafts. transitions: number of changes of `on`.
+    min_score: the next drafts may end before their score falls below this; tokens below it would not be chosen.
     """
 
     min_score = 0.0
@@ -41,7 +41,7 @@ class Switch:
         self.steps = self.steps_on = self.transitions = 0
 
     def may_be_on(self, running: int) -> bool:
-        """Whether there may be drafts after a step of `running` requests; every process with these options agrees."""
+        """Whether there may be drafts after a step of `running` requests; equal in all processes with these options."""
         raise NotImplementedError
 
     def should_draft(self, running: int, planned: bool = True) -> bool:
@@ -49,16 +49,16 @@ class Switch:
         raise NotImplementedError
 
     def plans_drafts(self, running: int) -> bool:
-        """Whether steps are to be planned with drafts; asked by engines that plan ahead, after `choose` or `skip`."""
+        """Whether to plan steps with drafts; engines that plan ahead ask it after `choose` or `skip`."""
         return self.may_be_on(running)
 
     def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
         """A step has ended.
 
         Args:
-            slots: int32 [B], those of its B requests.
-            gained: [B], tokens that each gained in it; 0 while its prompt is being read.
-            num_tokens: all that the step computed: of prompts, the last token of each request that decoded, drafts.
+            slots: int32 [B], the slots of its requests.
+            gained: [B], tokens that each request got; 0 while its prompt is being read.
+            num_tokens: all computed tokens: prompt tokens, one per request that decoded, and draft tokens.
         """
 
     def choose(
@@ -73,12 +73,12 @@ class Switch:
         """How many tokens of each draft to verify in the next step: int32 [B].
 
         Args:
-            slots: int32 [B], those of the B requests.
-            contexts: [B], tokens that each holds.
+            slots: int32 [B], the slots of the requests.
+            contexts: [B], tokens of each request.
             lengths: int32 [B], tokens of each draft.
-            scores: [B, k], see `Pool.step`; 0 behind a draft.
-            uniform: all requests get k tokens or none does, for engines with captured graphs.
-            planned: False: the next step has no drafts, so this only decides what `plans_drafts` returns.
+            scores: [B, k], see `Pool.step`; 0 after the end of a draft.
+            uniform: whether all requests get k tokens or none does, as captured graphs need.
+            planned: if False, the next step has no drafts, and this only determines what `plans_drafts` returns.
         """
         return lengths
 
@@ -86,7 +86,7 @@ class Switch:
         """The next step has no drafts."""
 
     def forget(self, slot: int) -> None:
-        """The slot was closed: what is known of its request does not hold for the next one."""
+        """A slot was closed: forget its request, since the next request in this slot is another one."""
 
     def state(self) -> dict[str, Any] | None:
         """What was learned, as JSON can hold it; None if this switch does not learn."""
@@ -96,13 +96,13 @@ class Switch:
         """Begin with what another process learned; raises ValueError if `state` is no record of a switch."""
 
     def count(self, on: bool) -> bool:
-        """Count a step, with drafts or without; whether that is different from the one before."""
+        """Count a step, with drafts or without; returns whether the previous step was different."""
         self.steps += 1
         self.steps_on += on
         return self._set(on)
 
     def _set(self, on: bool) -> bool:
-        """Set `on`; whether it was different before."""
+        """Set `on`; returns whether it changed."""
         changed = self.on is not None and on != self.on
         self.on = on
         self.transitions += changed
@@ -110,10 +110,10 @@ class Switch:
 
 
 class BatchSwitch(Switch):
-    """On while at most `threshold` requests run in a step.
+    """Drafts while at most `threshold` requests run in a step.
 
-    At larger batches verifying drafts costs more than accepted tokens gain (article, section 3.1.1). It decides when
-    drafts are proposed, so it acts on the next step, and nothing that is scheduled has to be taken back.
+    For larger batches verification costs more than accepted tokens gain (article, section 3.1.1). The switch decides
+    when drafts are proposed, so it affects the next step, and nothing that is scheduled has to be withdrawn.
     """
 
     def __init__(self, threshold: int, logger: logging.Logger) -> None:
@@ -133,18 +133,18 @@ class BatchSwitch(Switch):
 
 
 class AutoSwitch(Switch):
-    """Gives each request of a step its own number of draft tokens, by what steps cost and what drafts are worth.
+    """Chooses the number of draft tokens of each request in each step, from the cost of steps and the value of drafts.
 
-    Learns both while it runs: the time between two calls of `observe` is that of a whole engine step with the tokens
-    chosen before. In steps that read prompts drafts are worth what they save in steps without prompts. The next step is
-    expected to read what the latest steps have read.
+    It learns both at run time: the time between two calls of `observe` is that of a whole engine step with the tokens
+    chosen before. In steps that read prompts, the value of drafts is the time that they save in steps without prompts.
+    The next step is expected to read the same number of prompt tokens as the latest steps.
 
-    What is believed of costs may be wrong, and steps that are all alike do not show it. So where drafts seem to pay,
-    now and then a step has none, and where they do not, now and then a step has some. This happens less often each
-    time, until such a step is faster than believed.
+    Learned costs may be wrong, and steps that are all alike do not show it. So if drafts seem to pay, a step without
+    drafts is run now and then; if they do not, a step with drafts. The interval grows each time, until such a step is
+    faster than predicted.
 
-    A wall clock decides, so two processes do not decide alike: it belongs to the one rank whose drafts are used. It
-    does not work under pipeline parallelism, where the steps of micro-batches overlap.
+    Decisions depend on the clock, so two processes decide differently: use the switch only on the rank whose drafts are
+    used. It does not work with pipeline parallelism, where the steps of micro-batches overlap.
 
     Args:
         k: maximum draft tokens of a request.
@@ -153,30 +153,32 @@ class AutoSwitch(Switch):
     """
 
     MIN_GAIN = 1.01
-    """Least predicted gain with which there are drafts: it bounds what slightly wrong predictions lose."""
+    """Minimum predicted gain for drafts; bounds the loss by slightly wrong predictions."""
     MEMORY = 300
-    """Steps after which a step's weight has fallen to 1/e: it bounds how long costs of a past load count."""
+    """Steps after which a step's weight has fallen to 1/e; bounds how long costs of a past load count."""
     MAX_WAIT = 8
-    """Steps that drafting waits for some without prompts: it bounds what a server loses that always reads some."""
+    """Maximum steps before drafting begins without a step that reads no prompt; bounds the loss of a server that always
+    reads some."""
     COLD_STEPS, COLD_INTERVAL = 16, 4
-    """In the first steps, while few had drafts or few read no prompt, one in COLD_INTERVAL of those that read prompts
-    has drafts: there it is hard to tell what drafts cost and what tokens are worth."""
+    """In the first steps, while few steps had drafts or few read no prompt, one in COLD_INTERVAL of the steps that read
+    prompts has drafts: in these steps the cost of drafts and the value of tokens are hard to tell."""
     MAX_GROWTH = 2
-    """Drafts make a step at most this many times as large as steps were: larger ones may cost anything."""
+    """Maximum size of a step with drafts, as a multiple of earlier steps; the cost of larger ones is unknown."""
     PLAIN_INTERVALS = 4, 64
-    """Steps with drafts between two without, at first and at most: they bound what these lose where drafts pay."""
+    """Initial and maximum number of steps with drafts between two trials without; bounds the loss by trials."""
     TRIAL_INTERVALS = 32, 512
-    """Steps without drafts before one with some, at first and at most: they bound what these lose where drafts lose."""
+    """Initial and maximum number of steps without drafts before a trial with drafts; bounds the loss by trials."""
     TRIAL_SHARE = 0.5
-    """Share of what drafts are believed to cost that a trial hopes for."""
+    """Cost of drafts that a trial assumes, as a share of the learned cost."""
     SURPRISE_SHARE = 0.25
-    """Share of each step in the mean residual of steps with drafts."""
+    """Weight of each step in the mean residual of steps with drafts."""
     MAX_IDLE_STEPS = 4
-    """Consecutive steps without a look at drafts while they are not worth it: it bounds how late they begin again."""
+    """Maximum consecutive steps in which drafts are not examined while they do not pay; bounds how late drafting begins
+    again."""
     PROMPT_WINDOW = 16
-    """Latest steps from which the prompt tokens of the next step are predicted."""
+    """Number of latest steps from which the prompt tokens of the next step are predicted."""
     LARGE_BATCH, MIN_SCORE = 256, 0.5
-    """From so many requests on, drafts end below this share of the lowest chosen score: it bounds the time to draft."""
+    """With this many requests or more, drafts end below this share of the lowest chosen score; bounds drafting time."""
 
     def __init__(
         self,
@@ -233,7 +235,7 @@ class AutoSwitch(Switch):
             self._judge(drafted > 0, residual)
 
     def _judge(self, drafts: bool, residual: float) -> None:
-        """Choose the intervals, by whether a step that had drafts, or none, was faster than believed."""
+        """Choose the intervals of trials, by whether a step with or without drafts was faster than predicted."""
         if drafts and self._tries:
             low, high = self.TRIAL_INTERVALS
             faster = residual < -MAX_RESIDUAL / 2
@@ -310,7 +312,7 @@ class AutoSwitch(Switch):
         self.steps_on += bool(drafted.any())
 
     def _choose(self, contexts: Float64, lengths: Int32, scores: Floats, uniform: bool) -> Int32:
-        """Draft lengths int32 [B], those that pay or those of a trial; the arguments are those of `choose`."""
+        """Draft lengths int32 [B], those that pay or those of a trial; arguments as for `choose`."""
         batch = len(contexts)
         worth = self.calibration.correct(scores)
         limit = math.inf if uniform else self.MAX_GROWTH * max(self.cost.max_rows, batch)
