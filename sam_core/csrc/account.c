@@ -11,8 +11,8 @@ enum {
 size_t account_available(const pool *p, pool_purpose purpose) {
     size_t bytes = p->memory.limit - p->memory.used;
     for (int i = 0; i < POOL_DISCARDED; i++)
-        bytes += p->discarded[i].memory ? sam_index_bytes(&p->discarded[i]) : 0;
-    return bytes + (purpose == POOL_FOR_SPARE ? p->idle_bytes : p->closed_bytes);
+        bytes += p->freeing.discarded[i].memory ? sam_index_bytes(&p->freeing.discarded[i]) : 0;
+    return bytes + (purpose == POOL_FOR_SPARE ? p->groups.idle_bytes : p->groups.closed_bytes);
 }
 
 size_t account_needed(const pool *p, uint64_t tokens) {
@@ -22,8 +22,8 @@ size_t account_needed(const pool *p, uint64_t tokens) {
 void account_discard(pool *p, sam_index *index) {
     if (index->memory && sam_index_bytes(index) > SMALL_INDEX)
         for (int i = 0; i < POOL_DISCARDED; i++)
-            if (!p->discarded[i].memory) {
-                p->discarded[i] = *index;
+            if (!p->freeing.discarded[i].memory) {
+                p->freeing.discarded[i] = *index;
                 *index = (sam_index){0};
                 return;
             }
@@ -32,8 +32,8 @@ void account_discard(pool *p, sam_index *index) {
 
 bool account_free_discarded(pool *p) {
     for (int i = 0; i < POOL_DISCARDED; i++)
-        if (p->discarded[i].memory) {
-            sam_index_free_some(&p->discarded[i], DISCARDED_PART);
+        if (p->freeing.discarded[i].memory) {
+            sam_index_free_some(&p->freeing.discarded[i], DISCARDED_PART);
             return true;
         }
     return false;
@@ -59,37 +59,37 @@ void account_move(pool_group *g, size_t link_at, pool_list *list) {
 
 void account_update(pool *p, pool_group *g) {
     const size_t by_state = offsetof(pool_group, by_state), by_index = offsetof(pool_group, by_index);
-    bool fresh = g->by_state.list == &p->fresh;
+    bool fresh = g->by_state.list == &p->groups.fresh;
     if (g->open)
-        account_move(g, by_state, &p->opened);
-    else if (g->by_state.list == &p->opened || !g->by_state.list)
-        account_move(g, by_state, &p->fresh);
+        account_move(g, by_state, &p->groups.opened);
+    else if (g->by_state.list == &p->groups.opened || !g->by_state.list)
+        account_move(g, by_state, &p->groups.fresh);
     size_t idle = g->open ? 0 : sam_index_bytes(&g->index);
-    p->idle_bytes += idle - g->idle_bytes;
+    p->groups.idle_bytes += idle - g->idle_bytes;
     g->idle_bytes = idle;
     size_t closed = g->open ? 0 : idle + g->tokens * sizeof(int32_t);
-    p->closed_bytes += closed - g->closed_bytes;
-    p->fresh_bytes -= fresh ? g->closed_bytes : 0;
-    p->fresh_bytes += g->by_state.list == &p->fresh ? closed : 0;
+    p->groups.closed_bytes += closed - g->closed_bytes;
+    p->groups.fresh_bytes -= fresh ? g->closed_bytes : 0;
+    p->groups.fresh_bytes += g->by_state.list == &p->groups.fresh ? closed : 0;
     g->closed_bytes = closed;
-    account_move(g, by_index, !g->open && g->index.memory ? &p->idle : NULL);
+    account_move(g, by_index, !g->open && g->index.memory ? &p->groups.idle : NULL);
 }
 
 void account_remove(pool *p, pool_group *g) {
-    p->closed_bytes -= g->closed_bytes;
-    p->idle_bytes -= g->idle_bytes;
-    p->fresh_bytes -= g->by_state.list == &p->fresh ? g->closed_bytes : 0;
+    p->groups.closed_bytes -= g->closed_bytes;
+    p->groups.idle_bytes -= g->idle_bytes;
+    p->groups.fresh_bytes -= g->by_state.list == &p->groups.fresh ? g->closed_bytes : 0;
     account_move(g, offsetof(pool_group, by_state), NULL);
     account_move(g, offsetof(pool_group, by_index), NULL);
 }
 
 void account_count_life(pool *p, const pool_group *g) {
-    uint8_t *lives = &p->lives[g->hash % POOL_LIVES];
+    uint8_t *lives = &p->groups.lives[g->hash % POOL_LIVES];
     if (*lives < UINT8_MAX)
         ++*lives;
-    if (++p->lives_count < 10 * (p->groups + 16))
+    if (++p->groups.lives_count < 10 * (p->stats.groups + 16))
         return;
-    p->lives_count = 0;
+    p->groups.lives_count = 0;
     for (int i = 0; i < POOL_LIVES; i++)
-        p->lives[i] /= 2;
+        p->groups.lives[i] /= 2;
 }

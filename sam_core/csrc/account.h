@@ -33,7 +33,7 @@ void account_remove(pool *p, pool_group *g);
 // Counts a life of the group that begins. account_lives: how many began recently.
 void account_count_life(pool *p, const pool_group *g);
 static inline uint8_t account_lives(const pool *p, const pool_group *g) {
-    return p->lives[g->hash % POOL_LIVES];
+    return p->groups.lives[g->hash % POOL_LIVES];
 }
 
 #endif

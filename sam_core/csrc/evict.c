@@ -16,7 +16,7 @@ enum {
 // ---- closed groups
 
 static bool free_idle(pool *p) {
-    pool_group *g = p->idle.oldest;
+    pool_group *g = p->groups.idle.oldest;
     if (!g)
         return false;
     group_drop_index(p, g);
@@ -24,10 +24,10 @@ static bool free_idle(pool *p) {
 }
 
 static void settle(pool *p) {
-    while (p->fresh_bytes > p->closed_bytes / FRESH_SHARE) {
-        pool_group *g = p->fresh.oldest;
-        p->fresh_bytes -= g->closed_bytes;
-        account_move(g, offsetof(pool_group, by_state), &p->settled);
+    while (p->groups.fresh_bytes > p->groups.closed_bytes / FRESH_SHARE) {
+        pool_group *g = p->groups.fresh.oldest;
+        p->groups.fresh_bytes -= g->closed_bytes;
+        account_move(g, offsetof(pool_group, by_state), &p->groups.settled);
     }
 }
 
@@ -36,11 +36,11 @@ static void settle(pool *p) {
 // their older half contributes.
 static uint64_t worth(const pool *p, const pool_group *g) {
     bool judged = g->appended >= MIN_APPENDED;
-    uint64_t accepted = judged
-                            ? g->accepted
-                            : p->accepted_in_groups /
-                                  2; // half: a group of known acceptance is kept rather than an unknown one
-    uint64_t appended = judged ? g->appended : p->appended_in_groups;
+    uint64_t accepted =
+        judged
+            ? g->accepted
+            : p->groups.accepted / 2; // half: a group of known acceptance is kept rather than an unknown one
+    uint64_t appended = judged ? g->appended : p->groups.appended;
     return account_lives(p, g) * (1024 * accepted / (appended + 1) + MIN_SHARE) * 16 / g->kept;
 }
 
@@ -49,7 +49,7 @@ static void forget(pool *p, pool_group *g) {
     uint32_t more = g->kept / 2;
     if (!more) {
         group_remove(p, g);
-        p->evicted_groups++;
+        p->stats.evicted_groups++;
         return;
     }
     for (uint32_t i = 0; more; i++)
@@ -58,14 +58,14 @@ static void forget(pool *p, pool_group *g) {
             more--;
         }
     group_drop_index(p, g); // has none: renumbers the texts
-    p->evicted_history++;
+    p->stats.evicted_history++;
 }
 
 static bool evict_closed_group(pool *p) {
     settle(p);
-    pool_group *victim = p->settled.newest, *g = p->settled.oldest;
+    pool_group *victim = p->groups.settled.newest, *g = p->groups.settled.oldest;
     if (!victim)
-        victim = p->fresh.oldest;
+        victim = p->groups.fresh.oldest;
     if (!victim)
         return false;
     uint64_t lowest = worth(p, victim);
@@ -79,10 +79,10 @@ static bool evict_closed_group(pool *p) {
             break;
     }
     // The candidates queue again, so that each group meets others: all are thinned before one is forgotten.
-    for (int i = 0; i < CANDIDATES && p->settled.oldest && lowest; i++) {
-        pool_group *candidate = p->settled.oldest;
+    for (int i = 0; i < CANDIDATES && p->groups.settled.oldest && lowest; i++) {
+        pool_group *candidate = p->groups.settled.oldest;
         account_move(candidate, offsetof(pool_group, by_state), NULL);
-        account_move(candidate, offsetof(pool_group, by_state), &p->settled);
+        account_move(candidate, offsetof(pool_group, by_state), &p->groups.settled);
     }
     forget(p, victim);
     return true;
@@ -92,7 +92,7 @@ static bool evict_closed_group(pool *p) {
 
 // Frees the oldest closed text that does not fit into its group's automaton.
 static bool free_unused_text(pool *p) {
-    for (pool_group *g = p->opened.oldest; g; g = g->by_state.newer) {
+    for (pool_group *g = p->groups.opened.oldest; g; g = g->by_state.newer) {
         if (g->max_closed_tokens == UINT64_MAX)
             continue;
         uint32_t end = g->index.memory ? g->next_past : g->text_count;
@@ -112,16 +112,16 @@ static bool free_unused_text(pool *p) {
 static bool is_redundant(const pool *p, const pool_slot *slot) {
     const pool_group *g = slot->group;
     const pool_text *text = slot->text;
-    if (!slot->open || !slot->request.memory || !g || slot == p->protected_slot)
+    if (!slot->open || !slot->request.memory || !g || slot == p->freeing.protected_slot)
         return false;
-    return (g == p->building && g->swaps) ||
+    return (g == p->freeing.building && g->swaps) ||
            (g->index.memory && text->indexed && text->body.size - text->cursor.length <= MAX_LAG);
 }
 
 static bool free_redundant_index(pool *p) {
-    for (uint32_t i = 0; i < p->slot_count; i++) {
-        p->scan_slot = p->scan_slot + 1 < p->slot_count ? p->scan_slot + 1 : 0;
-        pool_slot *slot = &p->slots[p->scan_slot];
+    for (uint32_t i = 0; i < p->slots.count; i++) {
+        p->freeing.scan_slot = p->freeing.scan_slot + 1 < p->slots.count ? p->freeing.scan_slot + 1 : 0;
+        pool_slot *slot = &p->slots.items[p->freeing.scan_slot];
         if (!is_redundant(p, slot))
             continue;
         account_discard(p, &slot->request);
@@ -134,20 +134,22 @@ static bool free_redundant_index(pool *p) {
 // Accepted tokens per step and MiB of a group's automaton, in fixed point.
 static uint64_t density(const pool *p, const pool_group *g) {
     bool judged = g->appended >= MIN_APPENDED;
-    uint64_t accepted = judged ? g->accepted : p->accepted_in_groups;
-    uint64_t appended = judged ? g->appended : p->appended_in_groups;
+    uint64_t accepted = judged ? g->accepted : p->groups.accepted;
+    uint64_t appended = judged ? g->appended : p->groups.appended;
     return (accepted << 20) / (appended + 1) * g->open / ((sam_index_bytes(&g->index) >> 10) + 1);
 }
 
 static bool shrink_least(pool *p) {
     pool_group *victim = NULL;
     uint64_t lowest = UINT64_MAX;
-    for (pool_group *g = p->opened.oldest; g; g = g->by_state.newer)
-        if (g != p->protected_group && g->index.memory && g->closed_tokens && density(p, g) < lowest) {
+    for (pool_group *g = p->groups.opened.oldest; g; g = g->by_state.newer)
+        if (g != p->freeing.protected_group && g->index.memory && g->closed_tokens &&
+            density(p, g) < lowest) {
             victim = g;
             lowest = density(p, g);
         }
-    if (!victim || (p->purpose == POOL_FOR_BUILD && p->building && lowest > density(p, p->building) / 2))
+    if (!victim || (p->freeing.purpose == POOL_FOR_BUILD && p->freeing.building &&
+                    lowest > density(p, p->freeing.building) / 2))
         return false;
     group_shrink(p, victim);
     return true;
@@ -156,9 +158,9 @@ static bool shrink_least(pool *p) {
 bool evict(pool *p) {
     if (account_free_discarded(p) || free_idle(p))
         return true;
-    if (p->purpose == POOL_FOR_SPARE)
+    if (p->freeing.purpose == POOL_FOR_SPARE)
         return false;
-    bool many_closed = p->closed_bytes > p->memory.used / 2;
+    bool many_closed = p->groups.closed_bytes > p->memory.used / 2;
     return (many_closed && evict_closed_group(p)) || free_redundant_index(p) || evict_closed_group(p) ||
            free_unused_text(p) || shrink_least(p);
 }

@@ -30,8 +30,8 @@
 
 #include "state.h"
 
-// Frees something for p->purpose. Returns false if nothing is left that may be freed. Everything that the step learns must
-// be learned: it decides what groups are worth.
+// Frees something for the purpose in p->freeing. Returns false if nothing is left that may be freed. Everything that
+// the step learns must be learned: it decides what groups are worth.
 bool evict(pool *p);
 
 #endif

@@ -11,7 +11,7 @@ enum { PAST_TEXTS = 4 };
 // ---- texts
 
 void text_free(pool *p, pool_text *text) {
-    p->tokens -= text->body.size;
+    p->stats.tokens -= text->body.size;
     if (text->pins) {
         p->memory.used -= text->body.capacity * sizeof(int32_t) + sizeof(pool_text);
         text->freed = true;
@@ -62,10 +62,10 @@ uint64_t group_hash(pool_key kind, const void *key, size_t bytes) {
 }
 
 pool_group *group_find(const pool *p, pool_key kind, const void *key, size_t bytes) {
-    if (!p->bucket_count)
+    if (!p->groups.bucket_count)
         return NULL;
     uint64_t hash = group_hash(kind, key, bytes);
-    pool_group *g = p->buckets[hash & (p->bucket_count - 1)];
+    pool_group *g = p->groups.buckets[hash & (p->groups.bucket_count - 1)];
     while (g && (g->hash != hash || g->kind != kind || g->key_bytes != bytes ||
                  (bytes && memcmp(g->key, key, bytes) != 0)))
         g = g->chain;
@@ -75,8 +75,8 @@ pool_group *group_find(const pool *p, pool_key kind, const void *key, size_t byt
 // Counts the texts before number `past` as older than the group's life: `texts` of them with `tokens`.
 static void set_past(pool *p, pool_group *g, uint32_t past, uint32_t texts, uint64_t tokens) {
     if (has_source(p, RULE_HISTORY)) {
-        p->history_texts += texts - (uint64_t)g->past_texts;
-        p->history_tokens += tokens - g->past_tokens;
+        p->stats.history_texts += texts - (uint64_t)g->past_texts;
+        p->stats.history_tokens += tokens - g->past_tokens;
     }
     g->past = past;
     g->past_texts = texts;
@@ -132,35 +132,35 @@ void group_free(pool *p, pool_group *g) {
 
 void group_remove(pool *p, pool_group *g) {
     account_remove(p, g);
-    pool_group **place = &p->buckets[g->hash & (p->bucket_count - 1)];
+    pool_group **place = &p->groups.buckets[g->hash & (p->groups.bucket_count - 1)];
     while (*place != g)
         place = &(*place)->chain;
     *place = g->chain;
     group_free(p, g);
-    if (--p->groups == 0) {
-        sam_resize(&p->memory, p->buckets, p->bucket_count * sizeof(pool_group *), 0);
-        p->buckets = NULL;
-        p->bucket_count = 0;
+    if (--p->stats.groups == 0) {
+        sam_resize(&p->memory, p->groups.buckets, p->groups.bucket_count * sizeof(pool_group *), 0);
+        p->groups.buckets = NULL;
+        p->groups.bucket_count = 0;
     }
 }
 
 static bool reserve_bucket(pool *p) {
-    if (p->groups < p->bucket_count)
+    if (p->stats.groups < p->groups.bucket_count)
         return true;
-    size_t count = p->bucket_count ? 2 * p->bucket_count : 16;
+    size_t count = p->groups.bucket_count ? 2 * p->groups.bucket_count : 16;
     pool_group **buckets = sam_resize(&p->memory, NULL, 0, count * sizeof(pool_group *));
     if (!buckets)
         return false;
     memset(buckets, 0, count * sizeof(pool_group *));
-    for (size_t i = 0; i < p->bucket_count; i++)
-        for (pool_group *g = p->buckets[i], *next; g; g = next) {
+    for (size_t i = 0; i < p->groups.bucket_count; i++)
+        for (pool_group *g = p->groups.buckets[i], *next; g; g = next) {
             next = g->chain;
             g->chain = buckets[g->hash & (count - 1)];
             buckets[g->hash & (count - 1)] = g;
         }
-    sam_resize(&p->memory, p->buckets, p->bucket_count * sizeof(pool_group *), 0);
-    p->buckets = buckets;
-    p->bucket_count = count;
+    sam_resize(&p->memory, p->groups.buckets, p->groups.bucket_count * sizeof(pool_group *), 0);
+    p->groups.buckets = buckets;
+    p->groups.bucket_count = count;
     return true;
 }
 
@@ -184,10 +184,10 @@ bool group_add(pool *p, pool_group *g) {
     if (!reserve_bucket(p))
         return false;
     g->hash = group_hash(g->kind, g->key, g->key_bytes);
-    pool_group **bucket = &p->buckets[g->hash & (p->bucket_count - 1)];
+    pool_group **bucket = &p->groups.buckets[g->hash & (p->groups.bucket_count - 1)];
     g->chain = *bucket;
     *bucket = g;
-    p->groups++;
+    p->stats.groups++;
     account_update(p, g);
     return true;
 }
@@ -243,7 +243,7 @@ static bool list_text(pool *p, pool_group *g, pool_text *text) {
 }
 
 bool group_add_closed_text(pool *p, pool_group *g, pool_text *text) {
-    p->tokens += text->body.size;
+    p->stats.tokens += text->body.size;
     if (!list_text(p, g, text)) {
         text_free(p, text);
         return false;
@@ -343,8 +343,8 @@ void group_close_text(pool *p, pool_group *g, pool_text *text, bool keep) {
 // ---- the automaton
 
 bool index_feed(pool *p, sam_index *index, sam_cursor *cursor, uint32_t number, uint32_t size) {
-    while (cursor->length < size && p->work > 0) {
-        p->work -= index->node_count < POOL_LARGE ? 1 : POOL_LARGE_COST;
+    while (cursor->length < size && p->step.work > 0) {
+        p->step.work -= index->node_count < POOL_LARGE ? 1 : POOL_LARGE_COST;
         if (!sam_index_append(index, cursor, number, cursor->length))
             return false;
     }
@@ -392,18 +392,18 @@ static bool feed_text(pool *p, pool_group *g, pool_text *text, bool older) {
 
 // feed_text with the given power to free memory.
 static bool feed_with(pool *p, pool_group *g, pool_text *text, bool older, pool_purpose purpose) {
-    p->purpose = purpose;
-    p->protected_group = p->building = g;
+    p->freeing.purpose = purpose;
+    p->freeing.protected_group = p->freeing.building = g;
     bool done = feed_text(p, g, text, older);
-    p->purpose = POOL_FOR_ALL;
-    p->protected_group = p->building = NULL;
+    p->freeing.purpose = POOL_FOR_ALL;
+    p->freeing.protected_group = p->freeing.building = NULL;
     return done;
 }
 
 void group_shrink(pool *p, pool_group *g) {
     g->max_closed_tokens = g->closed_tokens / 2;
     g->needs = account_needed(p, g->closed_tokens - g->max_closed_tokens);
-    p->evicted_history++;
+    p->stats.evicted_history++;
     group_drop_index(p, g);
 }
 
@@ -421,7 +421,7 @@ static void give_up(pool *p, pool_group *g) {
         group_shrink(p, g);
         return;
     }
-    p->evicted_groups++;
+    p->stats.evicted_groups++;
     lose(p, g, g->tokens - g->past_tokens);
 }
 
@@ -440,20 +440,20 @@ static bool begin(pool *p, pool_group *g) {
         if (!text || text->slot == SAM_NONE)
             continue;
         tokens += text->body.size;
-        requests += sam_index_bytes(&p->slots[text->slot].request);
+        requests += sam_index_bytes(&p->slots.items[text->slot].request);
     }
     // It may replace its slots' request indexes, whose texts it contains.
     size_t needed = (size_t)(tokens * INDEX_TOKEN_BYTES);
     bool fits = needed <= available + requests;
     if (fits) {
-        p->purpose = POOL_FOR_BUILD;
-        p->protected_group = g;
+        p->freeing.purpose = POOL_FOR_BUILD;
+        p->freeing.protected_group = g;
         fits = sam_index_init(&g->index, &p->memory, index_kind(p), g->texts);
-        p->purpose = POOL_FOR_ALL;
-        p->protected_group = NULL;
+        p->freeing.purpose = POOL_FOR_ALL;
+        p->freeing.protected_group = NULL;
     }
     if (!fits) {
-        p->evicted_groups += !g->lost;
+        p->stats.evicted_groups += !g->lost;
         lose(p, g, tokens);
         return false;
     }
@@ -477,7 +477,7 @@ void group_catch_up(pool *p, pool_group *g, pool_text *text, pool_purpose purpos
 
 // Feeds closed texts, the newest first.
 static void feed_past(pool *p, pool_group *g) {
-    while (g->next_past && p->work > 0) {
+    while (g->next_past && p->step.work > 0) {
         pool_text *text = text_of(g, g->next_past - 1);
         if (!text || text->slot != SAM_NONE || text->due || text->removed ||
             (text->indexed && text->cursor.length == text->body.size)) {
@@ -521,7 +521,7 @@ void group_feed_others(pool *p, pool_group *g) {
     if (group_is_complete(g)) // also without work: the queue does not depend on threads
         return;
     pool_text *text;
-    while ((text = g->first_due) && p->work > 0) {
+    while ((text = g->first_due) && p->step.work > 0) {
         if (!text->removed) {
             if (!feed_with(p, g, text, false, POOL_FOR_BUILD)) {
                 give_up(p, g);

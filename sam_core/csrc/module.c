@@ -31,6 +31,13 @@ static int watch_forks(PyObject *module) {
     return result;
 }
 
+static int add_type(PyObject *module, PyType_Spec *spec) {
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    int result = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
+    Py_XDECREF(type);
+    return result;
+}
+
 static int module_exec(PyObject *module) {
 #ifdef Py_GIL_DISABLED
     PyErr_SetString(PyExc_ImportError, "sam_core needs the GIL: use a Python that is not free-threaded");
@@ -42,17 +49,11 @@ static int module_exec(PyObject *module) {
         return -1;
     }
     ((State *)PyModule_GetState(module))->process = (long)getpid();
-    PyObject *type = PyType_FromModuleAndSpec(module, &Pool_spec, NULL);
-    if (!type)
-        return -1;
-    int result = PyModule_AddType(module, (PyTypeObject *)type);
-    Py_DECREF(type);
-    if (result < 0 || PyModule_AddFunctions(module, budget_functions) < 0 ||
-        PyModule_AddFunctions(module, table_functions) < 0 || watch_forks(module) < 0 ||
-        PyModule_AddStringConstant(module, "BY_PROMPT", BY_PROMPT) < 0)
+    if (add_type(module, &Pool_spec) < 0 || add_type(module, &NgramTable_spec) < 0 ||
+        watch_forks(module) < 0 || PyModule_AddStringConstant(module, "BY_PROMPT", BY_PROMPT) < 0)
         return -1;
     PyObject *list = source_list((1u << RULE_SOURCES) - 1), *names = list ? PySequence_Tuple(list) : NULL;
-    result = names ? PyModule_AddObjectRef(module, "SOURCES", names) : -1;
+    int result = names ? PyModule_AddObjectRef(module, "SOURCES", names) : -1;
     Py_XDECREF(names);
     Py_XDECREF(list);
     return result;
@@ -65,7 +66,7 @@ static PyModuleDef_Slot module_slots[] = {
 
 static struct PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,   .m_name = "sam_core._sam", .m_doc = "Suffix-automaton drafts; see sam_core.",
-    .m_size = sizeof(State), .m_slots = module_slots,
+    .m_size = sizeof(State), .m_slots = module_slots,   .m_methods = module_functions,
 };
 
 PyMODINIT_FUNC PyInit__sam(void) { return PyModuleDef_Init(&module_def); }

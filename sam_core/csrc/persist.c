@@ -104,22 +104,22 @@ bool persist_collect(pool *p, persist_snapshot *s) {
                                        .version = PERSIST_VERSION,
                                        .order = PERSIST_ORDER,
                                        .bytes = sizeof s->header + learned,
-                                       .rule = p->rule,
-                                       .sources = p->sources,
+                                       .rule = p->options.rule,
+                                       .sources = p->options.sources,
                                        .learned = learned,
-                                       .vocab_size = p->vocab_size,
-                                       .tokenizer = p->tokenizer}};
+                                       .vocab_size = p->options.vocab_size,
+                                       .tokenizer = p->options.tokenizer}};
     s->learned = SAM_REALLOC(NULL, learned);
     bool done = s->learned != NULL;
     if (done)
         memcpy(s->learned, from, learned);
-    for (const pool_group *g = p->settled.oldest; done && g; g = g->by_state.newer)
+    for (const pool_group *g = p->groups.settled.oldest; done && g; g = g->by_state.newer)
         done = collect_group(s, g);
-    for (const pool_group *g = p->fresh.oldest; done && g; g = g->by_state.newer)
+    for (const pool_group *g = p->groups.fresh.oldest; done && g; g = g->by_state.newer)
         done = collect_group(s, g);
-    bool has_history = p->sources >> RULE_HISTORY & 1;
-    for (size_t i = 0; done && has_history && i < p->bucket_count; i++)
-        for (const pool_group *g = p->buckets[i]; done && g; g = g->chain)
+    bool has_history = p->options.sources >> RULE_HISTORY & 1;
+    for (size_t i = 0; done && has_history && i < p->groups.bucket_count; i++)
+        for (const pool_group *g = p->groups.buckets[i]; done && g; g = g->chain)
             done = !g->open || collect_group(s, g);
     s->header.bytes += -s->header.bytes % CHECKSUM + CHECKSUM;
     s->pinned = s->header.texts;
@@ -471,7 +471,7 @@ static bool take_group(reader *r, pool *p) {
     }
     if (g)
         group_free(p, g);
-    p->evicted_groups++;
+    p->stats.evicted_groups++;
     return sound;
 }
 

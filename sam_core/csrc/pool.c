@@ -21,16 +21,17 @@ static bool free_some(void *owner) {
 
 bool pool_init(pool *p, size_t memory_bytes, rule_name rule, unsigned sources, const corpus *c,
                float min_prob) {
-    *p = (pool){.rule = rule, .sources = sources, .min_prob = min_prob, .slice = POOL_SLICE};
-    p->off_slice = POOL_OFF_SLICE;
-    p->num_threads = 1;
-    p->many_rows = MANY_ROWS;
+    *p = (pool){.options = {.rule = rule, .sources = sources, .min_prob = min_prob}};
+    p->step.slice = POOL_SLICE;
+    p->step.off_slice = POOL_OFF_SLICE;
+    p->threads.count = 1;
+    p->threads.many_rows = MANY_ROWS;
     p->memory = (sam_memory){.limit = memory_bytes, .reclaim = free_some, .owner = p};
     p->model = sam_resize(&p->memory, NULL, 0, pool_min_bytes());
     if (!p->model)
         return false;
-    p->lives = (uint8_t *)p->model + rule_model_bytes();
-    memset(p->lives, 0, POOL_LIVES);
+    p->groups.lives = (uint8_t *)p->model + rule_model_bytes();
+    memset(p->groups.lives, 0, POOL_LIVES);
     rule_model_init(p->model, rule);
     if (c)
         p->corpus = *c;
@@ -49,50 +50,50 @@ void pool_free(pool *p) {
     if (!p->model)
         return;
     threads_end(p);
-    p->left = 0;
-    for (uint32_t i = 0; i < p->slot_count; i++)
-        if (p->slots[i].open)
+    p->step.left = 0;
+    for (uint32_t i = 0; i < p->slots.count; i++)
+        if (p->slots.items[i].open)
             pool_close(p, i, false, NULL);
-    while (p->fresh.oldest)
-        group_remove(p, p->fresh.oldest);
-    while (p->settled.oldest)
-        group_remove(p, p->settled.oldest);
+    while (p->groups.fresh.oldest)
+        group_remove(p, p->groups.fresh.oldest);
+    while (p->groups.settled.oldest)
+        group_remove(p, p->groups.settled.oldest);
     for (int i = 0; i < POOL_DISCARDED; i++)
-        sam_index_free(&p->discarded[i]);
+        sam_index_free(&p->freeing.discarded[i]);
     sam_resize(&p->memory, p->model, pool_min_bytes(), 0);
-    SAM_FREE(p->slots);
-    SAM_FREE(p->rows);
-    SAM_FREE(p->order);
+    SAM_FREE(p->slots.items);
+    SAM_FREE(p->step.rows);
+    SAM_FREE(p->step.order);
     corpus_close(&p->corpus);
     p->model = NULL;
 }
 
 // Takes a slot number that has been free for a while, or a new one.
 static bool take_slot(pool *p, uint32_t *number) {
-    if (p->free_count > POOL_SPARE_SLOTS) {
-        *number = p->first_free;
-        p->first_free = p->slots[*number].next;
-        p->free_count--;
+    if (p->slots.free_count > POOL_SPARE_SLOTS) {
+        *number = p->slots.first_free;
+        p->slots.first_free = p->slots.items[*number].next;
+        p->slots.free_count--;
         return true;
     }
-    if (p->slot_count == p->slot_capacity) {
-        uint32_t capacity = p->slot_capacity + p->slot_capacity / 2 + 16;
+    if (p->slots.count == p->slots.capacity) {
+        uint32_t capacity = p->slots.capacity + p->slots.capacity / 2 + 16;
         if (capacity > INT32_MAX)
             return false;
-        pool_slot *slots = SAM_REALLOC(p->slots, capacity * sizeof(pool_slot));
+        pool_slot *slots = SAM_REALLOC(p->slots.items, capacity * sizeof(pool_slot));
         if (!slots)
             return false;
-        p->slots = slots;
-        p->slot_capacity = capacity;
+        p->slots.items = slots;
+        p->slots.capacity = capacity;
     }
-    *number = p->slot_count++;
+    *number = p->slots.count++;
     return true;
 }
 
 static void release_slot(pool *p, uint32_t number) {
-    p->slots[number] = (pool_slot){0};
-    *(p->free_count++ ? &p->slots[p->last_free].next : &p->first_free) = number;
-    p->last_free = number;
+    p->slots.items[number] = (pool_slot){0};
+    *(p->slots.free_count++ ? &p->slots.items[p->slots.last_free].next : &p->slots.first_free) = number;
+    p->slots.last_free = number;
 }
 
 // Stops the drafting of a slot whose tokens cannot be stored. The part of its text in the group stays.
@@ -109,17 +110,17 @@ static void exhaust(pool *p, pool_slot *slot) {
 static bool store(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t count) {
     sam_text *body = &slot->text->body;
     if (count > body->capacity - body->size) {
-        p->protected_group = slot->group;
+        p->freeing.protected_group = slot->group;
         int32_t *grown =
             sam_grow(&p->memory, body->tokens, body->size, count, &body->capacity, sizeof(int32_t));
-        p->protected_group = NULL;
+        p->freeing.protected_group = NULL;
         if (!grown)
             return false;
         body->tokens = grown;
     }
     for (uint32_t i = 0; i < count; i++) // sound even if another thread writes to the checked array meanwhile
         body->tokens[body->size++] = tokens[i] & INT32_MAX;
-    p->tokens += count;
+    p->stats.tokens += count;
     if (slot->group)
         group_grew(slot->group, slot->text, count);
     return true;
@@ -156,9 +157,9 @@ static bool continue_text(pool *p, pool_slot *slot, uint32_t number, const int32
         return true;
     }
     uint32_t old = text->number;
-    p->protected_group = g;
+    p->freeing.protected_group = g;
     *stored = new_text(p, slot, number, text->prompt_size, prompt, size) && group_add_text(p, g, slot->text);
-    p->protected_group = NULL;
+    p->freeing.protected_group = NULL;
     if (!*stored) {
         group_leave(p, g);
         return true;
@@ -207,19 +208,19 @@ pool_status pool_open(pool *p, const int32_t *prompt, size_t size, pool_key kind
     pool_catch_up(p);
     if (!take_slot(p, number))
         return POOL_NO_MEMORY;
-    pool_slot *slot = &p->slots[*number];
+    pool_slot *slot = &p->slots.items[*number];
     *slot = (pool_slot){.open = true, .cursor = SAM_START};
-    p->slots_open++;
+    p->stats.slots_open++;
     if (size >= SAM_MAX_PLACES ||
         !fill_slot(p, slot, *number, prompt, (uint32_t)size, kind, name, name_bytes))
         exhaust(p, slot);
     return POOL_OK;
 }
 
-void pool_isolate(pool *p, uint32_t slot) { p->slots[slot].isolated = true; }
+void pool_isolate(pool *p, uint32_t slot) { p->slots.items[slot].isolated = true; }
 
 static pool_slot *find_slot(const pool *p, int64_t slot) {
-    return slot >= 0 && slot < p->slot_count && p->slots[slot].open ? &p->slots[slot] : NULL;
+    return slot >= 0 && slot < p->slots.count && p->slots.items[slot].open ? &p->slots.items[slot] : NULL;
 }
 
 static pool_status refuse(pool_error *error, pool_status status, size_t at, int64_t value) {
@@ -264,7 +265,7 @@ pool_status pool_close(pool *p, int64_t number, bool keep, pool_error *error) {
         text_free(p, text);
     }
     release_slot(p, (uint32_t)number);
-    p->slots_open--;
+    p->stats.slots_open--;
     return POOL_OK;
 }
 
@@ -287,7 +288,7 @@ pool_status pool_drop(pool *p, pool_key kind, const void *key, size_t key_bytes,
 static pool_status check_tokens(pool *p, size_t rows, const pool_tokens *tokens, pool_error *error) {
     const int32_t *next = tokens->tokens;
     for (size_t i = 0; i < rows; i++) {
-        pool_row *row = &p->rows[i];
+        pool_row *row = &p->step.rows[i];
         size_t at = (size_t)(next - tokens->tokens);
         if (tokens->starts) {
             int32_t start = tokens->starts[i];
@@ -307,43 +308,43 @@ static pool_status check_tokens(pool *p, size_t rows, const pool_tokens *tokens,
     return POOL_OK;
 }
 
-// Checks the arguments and copies them to p->rows. Sets p->work and p->drafting.
+// Checks the arguments and copies them to p->step.rows. Sets p->step.work and p->step.drafting.
 static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
                               const int32_t *counts, const int32_t *k, bool uniform_k, size_t width,
                               pool_error *error) {
-    if (rows > p->row_capacity) {
-        pool_row *grown = SAM_REALLOC(p->rows, rows * sizeof(pool_row));
+    if (rows > p->step.capacity) {
+        pool_row *grown = SAM_REALLOC(p->step.rows, rows * sizeof(pool_row));
         if (!grown)
             return POOL_NO_MEMORY;
-        p->rows = grown;
-        uint32_t *order = SAM_REALLOC(p->order, rows * sizeof(uint32_t));
+        p->step.rows = grown;
+        uint32_t *order = SAM_REALLOC(p->step.order, rows * sizeof(uint32_t));
         if (!order)
             return POOL_NO_MEMORY;
-        p->order = order;
-        p->row_capacity = rows;
+        p->step.order = order;
+        p->step.capacity = rows;
     }
     size_t max_size = width < RULE_MAX_DRAFT ? width : RULE_MAX_DRAFT;
-    p->steps++;
-    p->work = 0;
-    p->drafting = false;
+    p->step.number++;
+    p->step.work = 0;
+    p->step.drafting = false;
     int64_t sum = 0;
     for (size_t i = 0; i < rows; i++) {
         int32_t number = slots[i], count = counts[i], size = k[uniform_k ? 0 : i];
-        if (i + ROWS_AHEAD < rows && (uint32_t)slots[i + ROWS_AHEAD] < p->slot_count)
-            sam_prefetch(&p->slots[slots[i + ROWS_AHEAD]].step);
+        if (i + ROWS_AHEAD < rows && (uint32_t)slots[i + ROWS_AHEAD] < p->slots.count)
+            sam_prefetch(&p->slots.items[slots[i + ROWS_AHEAD]].step);
         pool_slot *slot = find_slot(p, number);
         if (!slot)
             return refuse(error, POOL_BAD_SLOT, i, number);
-        if (slot->step == p->steps)
+        if (slot->step == p->step.number)
             return refuse(error, POOL_REPEATED_SLOT, i, number);
         if (count < 0)
             return refuse(error, POOL_BAD_COUNT, i, count);
         if (size < 0 || (size_t)size > max_size)
             return refuse(error, POOL_BAD_DRAFT_SIZE, i, size);
-        slot->step = p->steps;
-        p->rows[i] = (pool_row){.slot = (uint32_t)number, .count = (uint32_t)count, .k = (uint32_t)size};
-        p->work += size ? 2 * POOL_LARGE_COST * (int64_t)count : 0;
-        p->drafting |= size > 0;
+        slot->step = p->step.number;
+        p->step.rows[i] = (pool_row){.slot = (uint32_t)number, .count = (uint32_t)count, .k = (uint32_t)size};
+        p->step.work += size ? 2 * POOL_LARGE_COST * (int64_t)count : 0;
+        p->step.drafting |= size > 0;
         sum += count;
     }
     if (!tokens->starts && (uint64_t)sum != tokens->size)
@@ -353,7 +354,7 @@ static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const 
 
 // Appends tokens to a slot. Returns whether the slot can draft.
 static bool append(pool *p, pool_slot *slot, const int32_t *tokens, size_t count) {
-    p->appended += count;
+    p->stats.appended += count;
     if (!slot->drafts || !count)
         return slot->drafts;
     if (count < SAM_MAX_PLACES && store(p, slot, tokens, (uint32_t)count))
@@ -367,21 +368,23 @@ static bool append(pool *p, pool_slot *slot, const int32_t *tokens, size_t count
 // rows that are behind come last, so that they do not hold up the others.
 static void feed_rows(pool *p, size_t rows, bool drafting) {
     for (size_t i = 0; i < rows && drafting; i++)
-        p->rows[i].behind = p->rows[i].k && !p->rows[i].fed && row_is_behind(p, &p->rows[i]);
+        p->step.rows[i].behind =
+            p->step.rows[i].k && !p->step.rows[i].fed && row_is_behind(p, &p->step.rows[i]);
     for (int behind = 0; behind <= drafting; behind++) {
-        for (staged_walk walk = walk_rows(rows, FEED_STAGES, 1); p->work > 0 && next_stage(&walk);) {
-            pool_row *row = &p->rows[walk.item];
+        for (staged_walk walk = walk_rows(rows, FEED_STAGES, 1); p->step.work > 0 && next_stage(&walk);) {
+            pool_row *row = &p->step.rows[walk.item];
             if ((row->k > 0) != drafting || row->fed || row->behind != behind)
                 continue;
             if (walk.stage < FEED_STAGES)
                 prefetch_feed(p, row, walk.stage);
             else
-                row_catch_up(p, &p->slots[row->slot]);
+                row_catch_up(p, &p->slots.items[row->slot]);
         }
     }
     for (size_t i = 0; i < rows; i++)
-        if ((p->rows[i].k > 0) == drafting && !p->rows[i].drafted && p->slots[p->rows[i].slot].group)
-            group_feed_others(p, p->slots[p->rows[i].slot].group);
+        if ((p->step.rows[i].k > 0) == drafting && !p->step.rows[i].drafted &&
+            p->slots.items[p->step.rows[i].slot].group)
+            group_feed_others(p, p->slots.items[p->step.rows[i].slot].group);
 }
 
 // Drafts the rows that are not drafted yet.
@@ -389,8 +392,8 @@ static void draft_rows(pool *p, size_t rows, const pool_drafts *out) {
     draft_counts counts = {0};
     for (staged_walk walk = walk_rows(rows, DRAFT_STAGES, 1); next_stage(&walk);) {
         const uint32_t number = (uint32_t)walk.item;
-        pool_row *row = &p->rows[number];
-        pool_slot *slot = &p->slots[row->slot];
+        pool_row *row = &p->step.rows[number];
+        pool_slot *slot = &p->slots.items[row->slot];
         if (row->drafted)
             continue;
         if (walk.stage < DRAFT_STAGES) {
@@ -400,19 +403,19 @@ static void draft_rows(pool *p, size_t rows, const pool_drafts *out) {
         out->lengths[number] = 0;
         if (!slot->drafts || !row->k)
             continue;
-        p->protected_group = slot->group;
-        p->protected_slot = slot;
+        p->freeing.protected_group = slot->group;
+        p->freeing.protected_slot = slot;
         row->matched = false; // memory may have been freed since then
         row_draft(p, &number, 1, out, rule_model_work(p->model), &p->memory, &counts);
-        p->protected_group = NULL;
-        p->protected_slot = NULL;
+        p->freeing.protected_group = NULL;
+        p->freeing.protected_slot = NULL;
     }
     row_count_drafts(p, &counts);
 }
 
 // Feeds a step's tokens. With `out`, drafts some of the rows.
 static void feed_all(pool *p, size_t rows, const pool_drafts *out) {
-    if (p->drafting)
+    if (p->step.drafting)
         threads_feed(p, rows, out);
     feed_rows(p, rows, true);
     feed_rows(p, rows, false);
@@ -420,9 +423,9 @@ static void feed_all(pool *p, size_t rows, const pool_drafts *out) {
 
 // Feeds drafting rows whose automata lack more than the new tokens.
 static void feed_behind(pool *p, size_t rows) {
-    for (size_t i = 0; i < rows && p->work > 0; i++)
-        if (p->rows[i].k && row_is_behind(p, &p->rows[i]))
-            row_feed(p, &p->slots[p->rows[i].slot]);
+    for (size_t i = 0; i < rows && p->step.work > 0; i++)
+        if (p->step.rows[i].k && row_is_behind(p, &p->step.rows[i]))
+            row_feed(p, &p->slots.items[p->step.rows[i].slot]);
 }
 
 pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
@@ -432,33 +435,33 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
     pool_status status = check_rows(p, slots, rows, tokens, counts, k, uniform_k, out->width, error);
     if (status != POOL_OK)
         return status;
-    p->work += p->drafting ? p->slice : p->off_slice;
+    p->step.work += p->step.drafting ? p->step.slice : p->step.off_slice;
     threads_learn(p, rows);
     for (staged_walk walk = walk_rows(rows, STORE_STAGES, ROWS_AHEAD); next_stage(&walk);) {
-        const pool_row *row = &p->rows[walk.item];
+        const pool_row *row = &p->step.rows[walk.item];
         if (walk.stage < STORE_STAGES)
             prefetch_store(p, row, walk.stage);
         else
-            append(p, &p->slots[row->slot], row->tokens, row->count);
+            append(p, &p->slots.items[row->slot], row->tokens, row->count);
     }
     account_free_discarded(p);
     if (!out->index_later)
         feed_all(p, rows, out);
     else if (rows < MANY_ROWS)
         feed_behind(p, rows);
-    if (p->drafting)
+    if (p->step.drafting)
         threads_draft(p, rows, out);
     threads_end_step(p);
     draft_rows(p, rows, out);
-    p->left = out->index_later ? rows : 0;
+    p->step.left = out->index_later ? rows : 0;
     return POOL_OK;
 }
 
 void pool_catch_up(pool *p) {
-    size_t rows = p->left;
-    p->left = 0;
+    size_t rows = p->step.left;
+    p->step.left = 0;
     for (size_t i = 0; i < rows; i++)
-        p->rows[i].drafted = false; // its group may have other texts to feed
+        p->step.rows[i].drafted = false; // its group may have other texts to feed
     if (rows)
         feed_all(p, rows, NULL);
 }
@@ -471,7 +474,7 @@ pool_status pool_append(pool *p, int64_t number, const int32_t *tokens, size_t c
     for (size_t i = 0; i < count; i++)
         if (tokens[i] < 0)
             return refuse(error, POOL_BAD_TOKEN, i, tokens[i]);
-    p->work = p->slice + 2 * POOL_LARGE_COST * (int64_t)count;
+    p->step.work = p->step.slice + 2 * POOL_LARGE_COST * (int64_t)count;
     row_learn(p, slot, tokens, count, 0, RULE_LESSONS, has_group_index(slot));
     if (append(p, slot, tokens, count))
         row_catch_up(p, slot);

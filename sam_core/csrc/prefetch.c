@@ -10,7 +10,7 @@ void prefetch_bytes(const void *block, size_t bytes) {
 }
 
 void prefetch_store(const pool *p, const pool_row *row, unsigned stage) {
-    const pool_slot *slot = &p->slots[row->slot];
+    const pool_slot *slot = &p->slots.items[row->slot];
     if (stage == 0) {
         sam_prefetch(slot);
         prefetch_bytes(&slot->record, sizeof(rule_record));
@@ -27,7 +27,7 @@ void prefetch_store(const pool *p, const pool_row *row, unsigned stage) {
 }
 
 void prefetch_learn(const pool *p, const pool_row *row, unsigned stage, int first, int end) {
-    const pool_slot *slot = &p->slots[row->slot];
+    const pool_slot *slot = &p->slots.items[row->slot];
     const rule_record *record = &slot->record;
     if (stage == 0) {
         sam_prefetch(slot);
@@ -42,7 +42,7 @@ void prefetch_learn(const pool *p, const pool_row *row, unsigned stage, int firs
 }
 
 void prefetch_feed(const pool *p, pool_row *row, unsigned stage) {
-    const pool_slot *slot = &p->slots[row->slot];
+    const pool_slot *slot = &p->slots.items[row->slot];
     if (!slot->drafts)
         return;
     const pool_text *text = slot->text;
@@ -63,7 +63,7 @@ static void prefetch_match(const sam_index *index, const sam_cursor *cursor, poo
 }
 
 void prefetch_draft(const pool *p, pool_row *row, unsigned stage) {
-    const pool_slot *slot = &p->slots[row->slot];
+    const pool_slot *slot = &p->slots.items[row->slot];
     if (stage == 0) {
         prefetch_bytes(slot, sizeof(pool_slot));
         sam_prefetch(slot->text); // the slot was read just now

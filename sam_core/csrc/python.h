@@ -8,8 +8,8 @@
 //   python_step.c      its methods step, catch_up and append
 //   python_saved.c     its methods save, load and describe
 //   python_options.c   what a Pool is made with
-//   python_budget.c    functions of budget.h and cost.h, and to_lists
-//   python_table.c     functions of table.h
+//   python_table.c     the type NgramTable
+//   python_budget.c    functions: those of budget.h and cost.h, and to_lists
 //   module.c           the module
 
 #ifndef PYTHON_H
@@ -28,8 +28,8 @@ typedef struct {
     long process; // id of this process, updated after a fork
 } State;
 
-extern PyType_Spec Pool_spec;
-extern PyMethodDef budget_functions[], table_functions[]; // of the module
+extern PyType_Spec Pool_spec, NgramTable_spec;
+extern PyMethodDef module_functions[];
 
 // Replaces the current exception by TypeError: what was expected, "not", and the object's type. Returns NULL.
 void *raise_type_error(PyObject *object, const char *expected, ...);

@@ -311,7 +311,7 @@ done:
     return result;
 }
 
-PyMethodDef budget_functions[] = {
+PyMethodDef module_functions[] = {
     {"correct_scores", METHOD(correct_scores), METH_FASTCALL, correct_scores_doc},
     {"choose_drafts", METHOD(choose_drafts), METH_FASTCALL, choose_drafts_doc},
     {"observe_drafts", METHOD(observe_drafts), METH_FASTCALL, observe_drafts_doc},

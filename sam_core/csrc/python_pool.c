@@ -36,8 +36,8 @@ int make_pool(PoolObject *self, const Settings *s, rule_name rule, unsigned bits
         PyErr_NoMemory();
         return -1;
     }
-    self->pool.vocab_size = s->vocab_size;
-    self->pool.tokenizer = s->tokenizer;
+    self->pool.options.vocab_size = s->vocab_size;
+    self->pool.options.tokenizer = s->tokenizer;
     self->process = self->state->process;
     return 0;
 }
@@ -214,8 +214,8 @@ static PyObject *Pool_stats(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     END_WORK(self)
     PyObject *by_source = PyDict_New();
     for (int i = 0; by_source && i < RULE_SOURCES; i++) {
-        PyObject *counts = Py_BuildValue("{sKsKsK}", "drafts", now.drafts[i], "drafted_tokens",
-                                         now.drafted[i], "accepted_tokens", now.accepted[i]);
+        PyObject *counts = Py_BuildValue("{sKsKsK}", "drafts", now.stats.drafts[i], "drafted_tokens",
+                                         now.stats.drafted[i], "accepted_tokens", now.stats.accepted[i]);
         if (!counts || PyDict_SetItemString(by_source, names_of_sources[i], counts) < 0)
             Py_CLEAR(by_source);
         Py_XDECREF(counts);
@@ -223,21 +223,21 @@ static PyObject *Pool_stats(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     if (!by_source)
         return NULL;
     return Py_BuildValue("{sKsKsKsnsnsKsKsKsKsNsKsKsKsKsK}",           //
-                         "slots_open", now.slots_open,                 //
-                         "groups", now.groups,                         //
-                         "tokens", now.tokens,                         //
+                         "slots_open", now.stats.slots_open,           //
+                         "groups", now.stats.groups,                   //
+                         "tokens", now.stats.tokens,                   //
                          "bytes_used", (Py_ssize_t)now.memory.used,    //
                          "memory_bytes", (Py_ssize_t)now.memory.limit, //
-                         "appended", now.appended,                     //
-                         "drafts", sum(now.drafts),                    //
-                         "drafted_tokens", sum(now.drafted),           //
-                         "accepted_tokens", sum(now.accepted),         //
+                         "appended", now.stats.appended,               //
+                         "drafts", sum(now.stats.drafts),              //
+                         "drafted_tokens", sum(now.stats.drafted),     //
+                         "accepted_tokens", sum(now.stats.accepted),   //
                          "by_source", by_source,                       //
-                         "history_texts", now.history_texts,           //
-                         "history_tokens", now.history_tokens,         //
-                         "evicted_groups", now.evicted_groups,         //
-                         "evicted_history", now.evicted_history,       //
-                         "exhausted", now.exhausted);
+                         "history_texts", now.stats.history_texts,     //
+                         "history_tokens", now.stats.history_tokens,   //
+                         "evicted_groups", now.stats.evicted_groups,   //
+                         "evicted_history", now.stats.evicted_history, //
+                         "exhausted", now.stats.exhausted);
 }
 
 PyDoc_STRVAR(Pool_validate_doc,
@@ -294,18 +294,18 @@ static PyMethodDef Pool_methods[] = {
 };
 
 static PyObject *Pool_get_rule(PyObject *object, void *Py_UNUSED(closure)) {
-    return PyUnicode_FromString(names_of_rules[((PoolObject *)object)->pool.rule]);
+    return PyUnicode_FromString(names_of_rules[((PoolObject *)object)->pool.options.rule]);
 }
 
 static PyObject *Pool_get_sources(PyObject *object, void *Py_UNUSED(closure)) {
-    PyObject *names = source_list(((PoolObject *)object)->pool.sources);
+    PyObject *names = source_list(((PoolObject *)object)->pool.options.sources);
     PyObject *result = names ? PySequence_Tuple(names) : NULL;
     Py_XDECREF(names);
     return result;
 }
 
 static PyObject *Pool_get_min_prob(PyObject *object, void *Py_UNUSED(closure)) {
-    return PyFloat_FromDouble((double)((PoolObject *)object)->pool.min_prob);
+    return PyFloat_FromDouble((double)((PoolObject *)object)->pool.options.min_prob);
 }
 
 static int Pool_set_min_prob(PyObject *object, PyObject *value, void *Py_UNUSED(closure)) {
@@ -318,13 +318,13 @@ static int Pool_set_min_prob(PyObject *object, PyObject *value, void *Py_UNUSED(
     if ((min_prob == -1 && PyErr_Occurred()) || check_min_prob(min_prob) < 0 || check_process(self) < 0)
         return -1;
     BEGIN_WORK(self)
-    self->pool.min_prob = (float)min_prob;
+    self->pool.options.min_prob = (float)min_prob;
     END_WORK(self)
     return 0;
 }
 
 static PyObject *Pool_get_num_threads(PyObject *object, void *Py_UNUSED(closure)) {
-    return PyLong_FromUnsignedLong(((PoolObject *)object)->pool.num_threads);
+    return PyLong_FromUnsignedLong(((PoolObject *)object)->pool.threads.count);
 }
 
 static int Pool_set_num_threads(PyObject *object, PyObject *value, void *Py_UNUSED(closure)) {
@@ -342,7 +342,7 @@ static int Pool_set_num_threads(PyObject *object, PyObject *value, void *Py_UNUS
         return -1;
     }
     BEGIN_WORK(self)
-    self->pool.num_threads = (uint32_t)count;
+    self->pool.threads.count = (uint32_t)count;
     END_WORK(self)
     return 0;
 }

@@ -27,24 +27,24 @@ void row_learn(pool *p, pool_slot *slot, const int32_t *tokens, size_t count, in
         if (!slot->record.due[lesson])
             continue;
         uint64_t accepted[RULE_SOURCES] = {0};
-        rule_learn(p->model, p->rule, &slot->record, lesson, tokens, size, accepted);
+        rule_learn(p->model, p->options.rule, &slot->record, lesson, tokens, size, accepted);
         if (lesson != RULE_CELLS)
             continue;
         for (int i = 0; i < RULE_SOURCES; i++)
-            p->accepted[i] += accepted[i];
+            p->stats.accepted[i] += accepted[i];
         if (!in_group)
             continue;
         pool_group *g = slot->group;
         uint64_t from_group = accepted[RULE_GROUP] + accepted[RULE_HISTORY];
         count_decaying(&g->accepted, &g->appended, from_group, size, 1 << 12);
-        count_decaying(&p->accepted_in_groups, &p->appended_in_groups, from_group, size, 1 << 16);
+        count_decaying(&p->groups.accepted, &p->groups.appended, from_group, size, 1 << 16);
     }
 }
 
 // ---- feeding
 
 bool row_is_behind(const pool *p, const pool_row *row) {
-    const pool_slot *slot = &p->slots[row->slot];
+    const pool_slot *slot = &p->slots.items[row->slot];
     const pool_text *text = slot->text;
     const pool_group *g = slot->group;
     if (!slot->drafts)
@@ -69,8 +69,8 @@ static void feed_request(pool *p, pool_slot *slot) {
             return;
         slot->needs = 0;
     }
-    p->purpose = purpose;
-    p->protected_slot = slot;
+    p->freeing.purpose = purpose;
+    p->freeing.protected_slot = slot;
     bool done = slot->request.memory != NULL;
     if (!done) {
         done = sam_index_init(&slot->request, &p->memory, index_kind(p), &text->self);
@@ -79,8 +79,8 @@ static void feed_request(pool *p, pool_slot *slot) {
             sam_index_reserve(&slot->request, size < MAX_RESERVED ? size : MAX_RESERVED);
     }
     done = done && index_feed(p, &slot->request, &slot->cursor, 0, size);
-    p->purpose = POOL_FOR_ALL;
-    p->protected_slot = NULL;
+    p->freeing.purpose = POOL_FOR_ALL;
+    p->freeing.protected_slot = NULL;
     if (done)
         return;
     account_discard(p, &slot->request);
@@ -95,12 +95,12 @@ void row_feed(pool *p, pool_slot *slot) {
 }
 
 void row_count_exhausted(pool *p, pool_slot *slot) {
-    p->exhausted += !slot->exhausted;
+    p->stats.exhausted += !slot->exhausted;
     slot->exhausted = true;
 }
 
 void row_catch_up(pool *p, pool_slot *slot) {
-    if (!slot->drafts || p->work <= 0)
+    if (!slot->drafts || p->step.work <= 0)
         return;
     row_feed(p, slot);
     const pool_group *g = slot->group;
@@ -137,7 +137,7 @@ static bool begin_match(const sam_index *index, const sam_cursor *cursor, const 
 }
 
 uint32_t row_begin_match(const pool *p, pool_row *row, row_search *searches) {
-    const pool_slot *slot = &p->slots[row->slot];
+    const pool_slot *slot = &p->slots.items[row->slot];
     const pool_text *text = slot->text;
     const pool_group *g = slot->group;
     uint32_t begun = 0;
@@ -168,12 +168,12 @@ static void match(const pool *p, pool_row *row) {
 
 // The matches of a row's text in its sources.
 static rule_context context_of(const pool *p, pool_row *row) {
-    pool_slot *slot = &p->slots[row->slot];
+    pool_slot *slot = &p->slots.items[row->slot];
     const pool_text *text = slot->text;
     uint32_t size = text->body.size;
     rule_context context = {.common = has_source(p, RULE_COMMON) && !slot->isolated,
                             .isolated = slot->isolated,
-                            .vocab_size = p->vocab_size};
+                            .vocab_size = p->options.vocab_size};
     for (uint32_t i = 0; i < RULE_LAST; i++)
         context.last[i] = i < size ? text->body.tokens[size - 1 - i] : SAM_NO_TOKEN;
     if (!row->matched)
@@ -198,17 +198,17 @@ uint32_t row_draft(const pool *p, const uint32_t *rows, uint32_t count, const po
                    rule_work *work, sam_memory *memory, draft_counts *counts) {
     rule_task tasks[RULE_BATCH];
     for (uint32_t i = 0; i < count; i++) {
-        pool_slot *slot = &p->slots[p->rows[rows[i]].slot];
+        pool_slot *slot = &p->slots.items[p->step.rows[rows[i]].slot];
         size_t at = rows[i] * out->width;
-        tasks[i] = (rule_task){.context = context_of(p, &p->rows[rows[i]]),
-                               .k = p->rows[rows[i]].k,
+        tasks[i] = (rule_task){.context = context_of(p, &p->step.rows[rows[i]]),
+                               .k = p->step.rows[rows[i]].k,
                                .tokens = out->tokens + at,
                                .parents = out->parents ? out->parents + at : NULL,
                                .scores = out->scores ? out->scores + at : NULL,
                                .match_lengths = out->match_lengths ? out->match_lengths + at : NULL,
                                .record = &slot->record};
     }
-    uint32_t done = rule_draft(p->model, work, memory, p->rule, p->min_prob, tasks, count);
+    uint32_t done = rule_draft(p->model, work, memory, p->options.rule, p->options.min_prob, tasks, count);
     for (uint32_t i = 0; i < done; i++) {
         const uint8_t *source = tasks[i].record->source;
         uint32_t drafted = tasks[i].size;
@@ -225,7 +225,7 @@ uint32_t row_draft(const pool *p, const uint32_t *rows, uint32_t count, const po
 
 void row_count_drafts(pool *p, const draft_counts *counts) {
     for (int i = 0; i < RULE_SOURCES; i++) {
-        p->drafts[i] += counts->drafts[i];
-        p->drafted[i] += counts->drafted[i];
+        p->stats.drafts[i] += counts->drafts[i];
+        p->stats.drafted[i] += counts->drafted[i];
     }
 }

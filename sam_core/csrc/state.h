@@ -100,7 +100,7 @@ typedef struct {
     bool drafts;               // false: never drafts (no source, or its tokens could not be stored)
     bool isolated;             // see pool_isolate
     bool lacks_memory;         // the last feeding left it without an index, for lack of memory
-    bool exhausted;            // counted in the pool's `exhausted`
+    bool exhausted;            // counted in the pool's stats.exhausted
     uint32_t next;             // next free slot in the queue
     uint64_t step;             // the latest step with this slot: detects a slot that is given twice
     pool_text *text;           // NULL if no source uses it
@@ -129,51 +129,66 @@ typedef struct {
 
 typedef struct {
     sam_memory memory;
-    rule_name rule;
-    unsigned sources;    // bits 1 << RULE_REQUEST, ...; not RULE_CORPUS; history only with group
-    float min_prob;      // drafts end before their probability falls below
-    uint32_t vocab_size; // drafts end before a token of at least this; 0: unknown
-    uint64_t tokenizer;  // fingerprint of the tokens' tokenizer; 0: unknown
-    corpus corpus;       // zeroed: none
+    corpus corpus; // zeroed: none
     rule_model *model;
-    pool_slot *slots;
-    uint32_t slot_count, slot_capacity;
-    uint32_t free_count, first_free, last_free; // closed slots, a queue
-    pool_row *rows;                             // the step's arguments, copied once checked
-    uint32_t *order;                            // numbers of rows (threads.h)
-    size_t row_capacity;                        // of both
-    bool drafting;                              // a row of this step drafts
-    size_t left;                                // rows that pool_catch_up is to feed
-    uint32_t num_threads;                       // of large steps, up to POOL_MAX_THREADS
-    struct thread_team *team;                   // the threads, once there were some
-    uint32_t many_rows;                         // of a large step: MANY_ROWS; tests change it
-    pool_group **buckets;
-    size_t bucket_count;                 // 0 or a power of two
-    pool_list opened;                    // groups with open slots
-    pool_list fresh, settled;            // closed groups, recent and older ones (evict.h)
-    pool_list idle;                      // closed groups with an automaton
-    size_t fresh_bytes, closed_bytes;    // sums over `fresh`, and over `fresh` and `settled`; see pool_group
-    size_t idle_bytes;                   // sum over `idle`
-    sam_index discarded[POOL_DISCARDED]; // large automata that are freed in portions; zeroed: none
-    uint8_t *lives;                      // [POOL_LIVES] recent lives, by the hash of a group's key
-    uint32_t lives_count;                // since they were halved
-    uint64_t accepted_in_groups, appended_in_groups; // sums over the groups, decaying
-    pool_purpose purpose;                            // what may be freed now
-    const pool_group *protected_group;               // its automaton must not be freed now
-    const pool_slot *protected_slot;                 // its request index must not be freed now
-    const pool_group *building;                      // the group whose automaton is being built
-    int64_t slice, off_slice;                        // POOL_SLICE and POOL_OFF_SLICE; tests change them
-    int64_t work;                                    // work left for this call
-    uint32_t scan_slot; // where evict.c goes on to look for redundant request indexes
-    uint64_t steps;
-    uint64_t slots_open, groups;
-    uint64_t tokens;                        // in texts now
-    uint64_t history_texts, history_tokens; // older than their group's life, if history is a source
-    uint64_t appended;                      // tokens passed to pool_step and pool_append
-    uint64_t drafts[RULE_SOURCES];          // drafts whose first token came from the source
-    uint64_t drafted[RULE_SOURCES];         // draft tokens from the source
-    uint64_t accepted[RULE_SOURCES];        // those that the appended tokens confirmed
-    uint64_t evicted_groups, evicted_history, exhausted;
+    struct {
+        rule_name rule;
+        unsigned sources;    // bits 1 << RULE_REQUEST, ...; not RULE_CORPUS; history only with group
+        float min_prob;      // drafts end before their probability falls below
+        uint32_t vocab_size; // drafts end before a token of at least this; 0: unknown
+        uint64_t tokenizer;  // fingerprint of the tokens' tokenizer; 0: unknown
+    } options;
+    struct {
+        pool_slot *items;
+        uint32_t count, capacity;
+        uint32_t free_count, first_free, last_free; // closed slots, a queue
+    } slots;
+    struct { // of the current or the latest step
+        uint64_t number;
+        pool_row *rows;           // its arguments, copied once checked
+        uint32_t *order;          // numbers of rows (threads.h)
+        size_t capacity;          // of both
+        bool drafting;            // a row drafts
+        size_t left;              // rows that pool_catch_up is to feed
+        int64_t work;             // work left for this call
+        int64_t slice, off_slice; // POOL_SLICE and POOL_OFF_SLICE; tests change them
+    } step;
+    struct {                      // of large steps
+        uint32_t count;           // up to POOL_MAX_THREADS
+        uint32_t many_rows;       // rows of a large step: MANY_ROWS; tests change it
+        struct thread_team *team; // once there were some
+    } threads;
+    struct {
+        pool_group **buckets;
+        size_t bucket_count;         // 0 or a power of two
+        pool_list opened;            // groups with open slots
+        pool_list fresh, settled;    // closed groups, recent and older ones (evict.h)
+        pool_list idle;              // closed groups with an automaton
+        size_t fresh_bytes;          // sum over `fresh`
+        size_t closed_bytes;         // sum over `fresh` and `settled`; see pool_group
+        size_t idle_bytes;           // sum over `idle`
+        uint8_t *lives;              // [POOL_LIVES] recent lives, by the hash of a group's key
+        uint32_t lives_count;        // since they were halved
+        uint64_t accepted, appended; // sums over the groups, decaying
+    } groups;
+    struct {
+        pool_purpose purpose;                // what may be freed now
+        const pool_group *protected_group;   // its automaton must not be freed now
+        const pool_slot *protected_slot;     // its request index must not be freed now
+        const pool_group *building;          // the group whose automaton is being built
+        uint32_t scan_slot;                  // where evict.c goes on to look for redundant request indexes
+        sam_index discarded[POOL_DISCARDED]; // large automata that are freed in portions; zeroed: none
+    } freeing;
+    struct {
+        uint64_t slots_open, groups;
+        uint64_t tokens;                        // in texts now
+        uint64_t history_texts, history_tokens; // older than their group's life, if history is a source
+        uint64_t appended;                      // tokens passed to pool_step and pool_append
+        uint64_t drafts[RULE_SOURCES];          // drafts whose first token came from the source
+        uint64_t drafted[RULE_SOURCES];         // draft tokens from the source
+        uint64_t accepted[RULE_SOURCES];        // those that the appended tokens confirmed
+        uint64_t evicted_groups, evicted_history, exhausted;
+    } stats;
 } pool;
 
 // Where pool_step writes: row i of each array is at i * width.
@@ -187,10 +202,12 @@ typedef struct {
     bool index_later;                 // drafts come before the new tokens are fed, see pool.h
 } pool_drafts;
 
-static inline bool has_source(const pool *p, int source) { return p->sources >> source & 1; }
+static inline bool has_source(const pool *p, int source) { return p->options.sources >> source & 1; }
 
 static inline sam_kind index_kind(const pool *p) {
-    return p->rule == RULE_OLDEST ? SAM_OLDEST : p->rule == RULE_NEWEST ? SAM_NEWEST : SAM_COUNTED;
+    return p->options.rule == RULE_OLDEST   ? SAM_OLDEST
+           : p->options.rule == RULE_NEWEST ? SAM_NEWEST
+                                            : SAM_COUNTED;
 }
 
 // The text with this number, NULL if it was freed.

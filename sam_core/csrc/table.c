@@ -2,9 +2,9 @@
 
 #include "table.h"
 
-enum { NO_TOKEN = -1, COMMON = 1, MAX_CONFIRMED = 3, CHECK = 0x7FFFFFFF };
-enum { AHEAD = 8 };     // tokens; their slots are prefetched
-#define UNIT (1u << 29) // of confirmations, stored above a position
+enum { NO_TOKEN = TABLE_NO_TOKEN, COMMON = 1, MAX_CONFIRMED = 3, CHECK = 0x7FFFFFFF };
+enum { AHEAD = 8 }; // tokens; their slots are prefetched
+#define UNIT ((uint32_t)TABLE_UNIT)
 
 static const size_t ngrams[TABLE_NGRAMS] = {1, 2, 3, 5, 8};
 
@@ -107,4 +107,14 @@ void table_append(ngram_table *t, const table_texts *texts) {
         }
     while (added < hashed)
         add(t, texts, &queue[added++ % AHEAD]);
+}
+
+void table_take_changes(ngram_table *t, int64_t *cells, int32_t *values) {
+    for (size_t i = 0; i < t->num_changed; i++) {
+        int32_t cell = t->changed[i];
+        cells[i] = cell;
+        values[i] = t->memory[cell];
+        t->is_changed[cell] = 0;
+    }
+    t->num_changed = 0;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What followed each n-gram in the texts of a group and in those of all: the table of device_drafts.py, whose NgramTable
-// describes the memory. No function allocates memory or can fail, and whatever the arrays hold, nothing is read or written
-// outside of them.
+// What followed each n-gram in the texts of a group and in those of all: the table of device_drafts.py, whose
+// NgramTable describes the memory. No function allocates memory or can fail, and whatever the arrays hold, nothing is
+// read or written outside of them.
 
 #ifndef TABLE_H
 #define TABLE_H
@@ -16,11 +16,16 @@ enum {
     TABLE_MAX_NGRAM = 8, // tokens of the longest ones
     TABLE_TEXTS = 2,     // cells in front of the pages
     TABLE_PAGE = 256,    // tokens of a page, which has one cell more
+    TABLE_NO_TOKEN = -1,
 };
 
+#define TABLE_UNIT (1 << 29) // of confirmations, stored above a position
+
 typedef struct {
-    int32_t *memory; // [size], the pages, from TABLE_TEXTS on, then a pair of cells for each slot
-    size_t size, num_pages, num_slots; // at least 1 page; a power of two of slots
+    // [size], at first zeroed but for TABLE_NO_TOKEN before TABLE_TEXTS: the pages, from TABLE_TEXTS on, then a pair of
+    // cells for each slot
+    int32_t *memory;
+    size_t size, num_pages, num_slots; // size: table_size(); at least 1 page; a power of two of slots
     uint64_t opened;                   // pages so far, each in place of the one num_pages before it
     int32_t *changed;                  // [size], cells that changed, each once, of which num_changed are used
     uint8_t *is_changed;               // [size], whether a cell is among them
@@ -41,7 +46,15 @@ typedef struct {
     int64_t *pages;
 } table_texts;
 
-// Adds their tokens, one after the other.
+// Cells of the memory of a table.
+static inline size_t table_size(size_t num_pages, size_t num_slots) {
+    return TABLE_TEXTS + num_pages * (TABLE_PAGE + 1) + 2 * num_slots;
+}
+
+// Adds the tokens of texts, one after the other.
 void table_append(ngram_table *t, const table_texts *texts);
+
+// Writes the num_changed cells that changed, each once, and their values; from then on none has changed.
+void table_take_changes(ngram_table *t, int64_t *cells, int32_t *values);
 
 #endif

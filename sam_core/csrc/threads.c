@@ -44,9 +44,9 @@ typedef struct {
     range ranges[POOL_MAX_THREADS];
 } job;
 
-static pool_row *row_at(const job *j, uint32_t i) { return &j->p->rows[j->order[i]]; }
+static pool_row *row_at(const job *j, uint32_t i) { return &j->p->step.rows[j->order[i]]; }
 
-static pool_slot *slot_at(const job *j, uint32_t i) { return &j->p->slots[row_at(j, i)->slot]; }
+static pool_slot *slot_at(const job *j, uint32_t i) { return &j->p->slots.items[row_at(j, i)->slot]; }
 
 typedef struct {
     thread_team *team;
@@ -211,14 +211,14 @@ static void draft_block(worker *w, const job *j, uint32_t block) {
                 for (uint32_t at = i; at < to && at < i + THREADS_DRAFTED; at++)
                     prefetch_draft(p, row_at(j, at), stage);
         const pool_row *row = row_at(j, i);
-        pool_group *g = p->slots[row->slot].group;
+        pool_group *g = p->slots.items[row->slot].group;
         if (!j->feeds || (row->fed && (!g || group_is_complete(g))))
             rows[count++] = j->order[i];
         if (!count || (count < RULE_BATCH && i + 1 < to))
             continue;
         uint32_t done = row_draft(p, rows, count, j->out, w->work, &w->memory, &w->sum.counts);
         for (uint32_t at = 0; at < done; at++)
-            p->rows[rows[at]].drafted = true;
+            p->step.rows[rows[at]].drafted = true;
         count = 0;
     }
     end(w);
@@ -227,20 +227,20 @@ static void draft_block(worker *w, const job *j, uint32_t block) {
 // ---- learning
 
 static void mark_group(const pool *p, pool_row *row) {
-    row->in_group = has_group_index(&p->slots[row->slot]);
+    row->in_group = has_group_index(&p->slots.items[row->slot]);
 }
 
 // Learns the lessons from `first` to before `end` from the tokens of the rows. marked: so are their groups.
 static void learn_rows(pool *p, size_t rows, int first, int end, bool marked) {
     for (staged_walk walk = walk_rows(rows, LEARN_STAGES, ROWS_AHEAD); next_stage(&walk);) {
-        pool_row *row = &p->rows[walk.item];
+        pool_row *row = &p->step.rows[walk.item];
         if (walk.stage < LEARN_STAGES) {
             prefetch_learn(p, row, walk.stage, first, end);
             continue;
         }
         if (!marked)
             mark_group(p, row);
-        row_learn(p, &p->slots[row->slot], row->tokens, row->count, first, end, row->in_group);
+        row_learn(p, &p->slots.items[row->slot], row->tokens, row->count, first, end, row->in_group);
     }
 }
 
@@ -273,8 +273,8 @@ static void wait_until_learned(worker *w) {
 }
 
 void threads_wait_until_learned(pool *p) {
-    if (p->team)
-        wait_until_learned(&p->team->workers[0]);
+    if (p->threads.team)
+        wait_until_learned(&p->threads.team->workers[0]);
 }
 
 // Prepares a thread's blocks until all is learned.
@@ -349,7 +349,7 @@ static void add_helpers(thread_team *t, uint32_t helpers) {
 
 // Sets *helpers to how many a job of so many rows gets. Returns false if there is no memory.
 static bool gather(pool *p, uint32_t rows, uint32_t *helpers) {
-    if (!p->team) {
+    if (!p->threads.team) {
         thread_team *t = SAM_REALLOC(NULL, sizeof *t);
         if (!t)
             return false;
@@ -363,20 +363,20 @@ static bool gather(pool *p, uint32_t rows, uint32_t *helpers) {
             t->workers[i].team = t;
             sem_init(&t->workers[i].calls, 0, 0);
         }
-        p->team = t;
+        p->threads.team = t;
     }
-    uint32_t threads = rows / THREADS_ROWS < p->num_threads ? rows / THREADS_ROWS : p->num_threads;
+    uint32_t threads = rows / THREADS_ROWS < p->threads.count ? rows / THREADS_ROWS : p->threads.count;
     *helpers = threads ? threads - 1 : 0;
-    if (p->team->helpers < *helpers)
-        add_helpers(p->team, *helpers);
-    if (p->team->helpers < *helpers)
-        *helpers = p->team->helpers;
+    if (p->threads.team->helpers < *helpers)
+        add_helpers(p->threads.team, *helpers);
+    if (p->threads.team->helpers < *helpers)
+        *helpers = p->threads.team->helpers;
     return true;
 }
 
 void threads_end(pool *p) {
-    thread_team *t = p->team;
-    p->team = NULL;
+    thread_team *t = p->threads.team;
+    p->threads.team = NULL;
     if (!t)
         return;
     uint32_t helpers = t->process == getpid() ? t->helpers : 0; // a fork has no threads
@@ -413,14 +413,15 @@ static void settle(thread_team *t) {
 
 void threads_learn(pool *p, size_t rows) {
     uint32_t helpers = 0;
-    if (!p->drafting || rows < p->many_rows || !gather(p, (uint32_t)rows, &helpers) || !helpers) {
+    if (!p->step.drafting || rows < p->threads.many_rows || !gather(p, (uint32_t)rows, &helpers) ||
+        !helpers) {
         learn_rows(p, rows, 0, RULE_LESSONS, false);
         return;
     }
-    thread_team *t = p->team;
+    thread_team *t = p->threads.team;
     t->rows = rows;
     for (size_t i = 0; i < rows; i++)
-        mark_group(p, &p->rows[i]);
+        mark_group(p, &p->step.rows[i]);
     atomic_store(&t->unlearned, RULE_LESSONS);
     atomic_store(&t->open_lessons, (1u << RULE_LESSONS) - 1);
     call(t, helpers < RULE_LESSONS ? helpers : RULE_LESSONS);
@@ -428,14 +429,14 @@ void threads_learn(pool *p, size_t rows) {
 
 void threads_end_step(pool *p) {
     threads_wait_until_learned(p);
-    if (p->team)
-        settle(p->team);
+    if (p->threads.team)
+        settle(p->threads.team);
 }
 
 // Runs all blocks of a job, in this thread and in others.
 static void run(job *j) {
     pool *p = j->p;
-    thread_team *t = p->team;
+    thread_team *t = p->threads.team;
     atomic_store(&t->job, j);
     call(t, j->threads - 1);
     run_blocks(&t->workers[0], j);
@@ -445,14 +446,14 @@ static void run(job *j) {
         worker *w = &t->workers[i];
         p->memory.used += w->sum.used;
         p->memory.work += w->sum.visited;
-        p->work -= w->sum.spent;
+        p->step.work -= w->sum.spent;
         row_count_drafts(p, &w->sum.counts);
         memset(&w->sum, 0, sizeof w->sum);
     }
 }
 
 static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool feeds) {
-    if (count < p->many_rows || p->memory.used >= p->memory.limit - p->memory.limit / FREE_SHARE)
+    if (count < p->threads.many_rows || p->memory.used >= p->memory.limit - p->memory.limit / FREE_SHARE)
         return false;
     uint32_t block_rows = feeds ? THREADS_FED : THREADS_DRAFTED,
              blocks = (count + block_rows - 1) / block_rows;
@@ -461,7 +462,7 @@ static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool 
         return false;
     *j = (job){.p = p,
                .out = out,
-               .order = p->order,
+               .order = p->step.order,
                .count = count,
                .block_rows = block_rows,
                .threads = helpers + 1,
@@ -510,17 +511,17 @@ static bool is_ready(const pool *p, const pool_slot *slot, lack *l) {
 static bool suffices(const pool *p, const lack *l) {
     bool stay_small = l->small + l->large < POOL_LARGE / 2;
     uint64_t work = l->small * (stay_small ? 1 : POOL_LARGE_COST) + l->large * POOL_LARGE_COST;
-    return (int64_t)work < p->work &&
+    return (int64_t)work < p->step.work &&
            (!l->new || p->memory.limit - p->memory.used > 2 * account_needed(p, 2 * l->new));
 }
 
-// Writes the drafting rows to p->order, those of a group one after another in the loops' order, but for those that the
-// loops must feed because they or others of their group are not ready. False: the loops must feed all.
+// Writes the drafting rows to p->step.order, those of a group one after another in the loops' order, but for those
+// that the loops must feed because they or others of their group are not ready. False: the loops must feed all.
 static bool order_rows(pool *p, size_t rows, uint32_t *count) {
     lack l = {0};
     for (uint32_t i = 0; i < rows; i++) {
-        pool_row *row = &p->rows[i];
-        const pool_slot *slot = &p->slots[row->slot];
+        pool_row *row = &p->step.rows[i];
+        const pool_slot *slot = &p->slots.items[row->slot];
         pool_group *g = slot->drafts ? slot->group : NULL;
         if (!row->k || !slot->drafts)
             continue;
@@ -530,26 +531,27 @@ static bool order_rows(pool *p, size_t rows, uint32_t *count) {
             return false;
         row->next = SAM_NONE;
         row->behind = g && row_is_behind(p, row);
-        if (g && g->step == p->steps)
-            p->rows[g->last_row].next = i;
-        if (g && g->step != p->steps) {
-            g->step = p->steps;
+        if (g && g->step == p->step.number)
+            p->step.rows[g->last_row].next = i;
+        if (g && g->step != p->step.number) {
+            g->step = p->step.number;
             g->first_row = i;
         }
         if (g)
             g->last_row = i;
         if (!ready)
-            p->rows[g ? g->first_row : i].left = true;
+            p->step.rows[g ? g->first_row : i].left = true;
     }
     *count = 0;
     for (uint32_t i = 0; i < rows; i++) {
-        const pool_slot *slot = &p->slots[p->rows[i].slot];
-        if (!p->rows[i].k || !slot->drafts || p->rows[i].left || (slot->group && slot->group->first_row != i))
+        const pool_slot *slot = &p->slots.items[p->step.rows[i].slot];
+        if (!p->step.rows[i].k || !slot->drafts || p->step.rows[i].left ||
+            (slot->group && slot->group->first_row != i))
             continue;
         for (int behind = 0; behind < 2; behind++)
-            for (uint32_t at = i; at != SAM_NONE; at = p->rows[at].next)
-                if (p->rows[at].behind == behind)
-                    p->order[(*count)++] = at;
+            for (uint32_t at = i; at != SAM_NONE; at = p->step.rows[at].next)
+                if (p->step.rows[at].behind == behind)
+                    p->step.order[(*count)++] = at;
     }
     return suffices(p, &l);
 }
@@ -557,15 +559,15 @@ static bool order_rows(pool *p, size_t rows, uint32_t *count) {
 void threads_feed(pool *p, size_t rows, const pool_drafts *out) {
     uint32_t count;
     job j;
-    if (rows >= p->many_rows && order_rows(p, rows, &count) && start(&j, p, out, count, true))
+    if (rows >= p->threads.many_rows && order_rows(p, rows, &count) && start(&j, p, out, count, true))
         run(&j);
 }
 
 void threads_draft(pool *p, size_t rows, const pool_drafts *out) {
     uint32_t count = 0;
-    for (uint32_t i = 0; rows >= p->many_rows && i < rows; i++)
-        if (!p->rows[i].drafted && p->rows[i].k && p->slots[p->rows[i].slot].drafts)
-            p->order[count++] = i;
+    for (uint32_t i = 0; rows >= p->threads.many_rows && i < rows; i++)
+        if (!p->step.rows[i].drafted && p->step.rows[i].k && p->slots.items[p->step.rows[i].slot].drafts)
+            p->step.order[count++] = i;
     job j;
     if (count && start(&j, p, out, count, false))
         run(&j);

@@ -31,11 +31,11 @@ static bool validate_group(pool *p, const pool_group *g, pool_totals *totals, co
     SAM_REQUIRE(g->open || has_source(p, RULE_HISTORY), "a group without history has outlived its slots");
     SAM_REQUIRE(g->open || (g->kept && !g->removed && g->past == g->text_count),
                 "a closed group has no texts, removed ones, or some that are not its history");
-    SAM_REQUIRE(g->by_state.list == &p->opened
-                    ? g->open > 0
-                    : !g->open && (g->by_state.list == &p->fresh || g->by_state.list == &p->settled),
+    SAM_REQUIRE(g->by_state.list == &p->groups.opened ? g->open > 0
+                                                      : !g->open && (g->by_state.list == &p->groups.fresh ||
+                                                                     g->by_state.list == &p->groups.settled),
                 "a group is in a wrong list");
-    SAM_REQUIRE(g->by_index.list == (!g->open && g->index.memory ? &p->idle : NULL),
+    SAM_REQUIRE(g->by_index.list == (!g->open && g->index.memory ? &p->groups.idle : NULL),
                 "a group's automaton is in a wrong list");
     SAM_REQUIRE(!g->index.memory || g->index.texts == g->texts, "an automaton does not know its texts");
     SAM_REQUIRE(!g->open || (!g->closed_bytes && !g->idle_bytes),
@@ -77,7 +77,7 @@ static bool validate_group(pool *p, const pool_group *g, pool_totals *totals, co
     totals->past_tokens += past_tokens;
     totals->closed_bytes += g->closed_bytes;
     totals->idle += g->idle_bytes;
-    totals->fresh += g->by_state.list == &p->fresh ? g->closed_bytes : 0;
+    totals->fresh += g->by_state.list == &p->groups.fresh ? g->closed_bytes : 0;
     totals->bytes += sizeof(pool_group) + g->key_bytes + g->text_capacity * sizeof(sam_text *);
     totals->bytes += g->index.memory ? sam_index_bytes(&g->index) : 0;
     return !g->index.memory || sam_index_validate(&g->index, reason);
@@ -104,17 +104,17 @@ static bool validate_slot(const pool *p, const pool_slot *slot, pool_totals *tot
     totals->bytes += slot->record.bytes + (slot->corpus_at ? sizeof(corpus_context) : 0);
     SAM_REQUIRE(!slot->group || slot->group->texts[slot->text->number] == &slot->text->body,
                 "a slot's text is not listed by its group");
-    SAM_REQUIRE(!slot->text || p->slots + slot->text->slot == slot, "a text does not know its slot");
+    SAM_REQUIRE(!slot->text || p->slots.items + slot->text->slot == slot, "a text does not know its slot");
     return !slot->text || slot->group || validate_text(slot->text, totals, reason);
 }
 
 bool pool_validate(pool *p, const char **reason) {
-    pool_totals totals = {.bytes = pool_min_bytes() + p->bucket_count * sizeof(pool_group *)};
+    pool_totals totals = {.bytes = pool_min_bytes() + p->groups.bucket_count * sizeof(pool_group *)};
     for (int i = 0; i < POOL_DISCARDED; i++)
-        totals.bytes += p->discarded[i].memory ? sam_index_bytes(&p->discarded[i]) : 0;
+        totals.bytes += p->freeing.discarded[i].memory ? sam_index_bytes(&p->freeing.discarded[i]) : 0;
     uint64_t groups = 0, members = 0, slots = 0, listed = 0, found = 0;
-    for (size_t i = 0; i < p->bucket_count; i++)
-        for (const pool_group *g = p->buckets[i]; g; g = g->chain) {
+    for (size_t i = 0; i < p->groups.bucket_count; i++)
+        for (const pool_group *g = p->groups.buckets[i]; g; g = g->chain) {
             if (!validate_group(p, g, &totals, reason))
                 return false;
             groups++;
@@ -122,16 +122,16 @@ bool pool_validate(pool *p, const char **reason) {
             found += g->by_state.list ? 1 : 0;
             found += g->by_index.list ? 1 : 0;
         }
-    SAM_REQUIRE(groups == p->groups, "the number of groups is wrong");
+    SAM_REQUIRE(groups == p->stats.groups, "the number of groups is wrong");
     const size_t by_state = offsetof(pool_group, by_state), by_index = offsetof(pool_group, by_index);
-    if (!validate_list(&p->opened, by_state, &listed, reason) ||
-        !validate_list(&p->fresh, by_state, &listed, reason) ||
-        !validate_list(&p->settled, by_state, &listed, reason) ||
-        !validate_list(&p->idle, by_index, &listed, reason))
+    if (!validate_list(&p->groups.opened, by_state, &listed, reason) ||
+        !validate_list(&p->groups.fresh, by_state, &listed, reason) ||
+        !validate_list(&p->groups.settled, by_state, &listed, reason) ||
+        !validate_list(&p->groups.idle, by_index, &listed, reason))
         return false;
     SAM_REQUIRE(listed == found, "the lists have other groups than the table");
-    for (uint32_t i = 0; i < p->slot_count; i++) {
-        const pool_slot *slot = &p->slots[i];
+    for (uint32_t i = 0; i < p->slots.count; i++) {
+        const pool_slot *slot = &p->slots.items[i];
         if (!slot->open)
             continue;
         slots++;
@@ -139,16 +139,16 @@ bool pool_validate(pool *p, const char **reason) {
         if (!validate_slot(p, slot, &totals, reason))
             return false;
     }
-    SAM_REQUIRE(slots == p->slots_open && slots + p->free_count == p->slot_count,
+    SAM_REQUIRE(slots == p->stats.slots_open && slots + p->slots.free_count == p->slots.count,
                 "the number of open slots is wrong");
     SAM_REQUIRE(members == 0, "groups and slots disagree on who belongs to whom");
-    SAM_REQUIRE(totals.tokens == p->tokens, "the number of tokens is wrong");
-    SAM_REQUIRE(totals.closed_bytes == p->closed_bytes && totals.fresh == p->fresh_bytes &&
-                    totals.idle == p->idle_bytes,
+    SAM_REQUIRE(totals.tokens == p->stats.tokens, "the number of tokens is wrong");
+    SAM_REQUIRE(totals.closed_bytes == p->groups.closed_bytes && totals.fresh == p->groups.fresh_bytes &&
+                    totals.idle == p->groups.idle_bytes,
                 "the bytes of closed groups are miscounted");
     if (!has_source(p, RULE_HISTORY))
         totals.past_texts = totals.past_tokens = 0;
-    SAM_REQUIRE(totals.past_texts == p->history_texts && totals.past_tokens == p->history_tokens,
+    SAM_REQUIRE(totals.past_texts == p->stats.history_texts && totals.past_tokens == p->stats.history_tokens,
                 "the number of the history's texts or tokens is wrong");
     SAM_REQUIRE(totals.bytes == p->memory.used, "the account of memory is wrong");
     SAM_REQUIRE(totals.bytes <= p->memory.limit, "the memory limit is exceeded");

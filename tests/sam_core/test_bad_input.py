@@ -194,34 +194,69 @@ def test_scores_that_are_no_probabilities_do_no_harm():
     assert _sam.choose_drafts(np.zeros((0, 3)), i32(), np.zeros(0), np.ones(1), i32(), 0.0, 0.0, False, 3)[1:] == (0, 0)
 
 
+def ngram_table(**changed):
+    """A table of a page and 4 slots."""
+    given = {"num_pages": 1, "num_slots": 4, "vocab_size": 10, "factors": np.zeros((9, 10), np.int64)}
+    return _sam.NgramTable(**given | {"of_groups": True, "of_all": True} | changed)
+
+
 def ngrams():
-    """Valid arguments of append_ngrams: a page, 4 slots, 3 tokens of 2 texts."""
-    given = {"memory": np.zeros(2 + 257 + 8, np.int32), "changed": np.zeros(267, np.int32)}
-    shapes = {"totals": 2, "counts": 10, "factors": (9, 10), "pages": 2}
-    given |= {"is_changed": np.zeros(267, np.uint8)} | {n: np.zeros(shape, np.int64) for n, shape in shapes.items()}
-    given |= {"groups": i32(2, 3), "token_rows": np.ones((3, 4), np.int32), "starts": i32(0, 3), "ends": i32(2, 4)}
-    return given | {"num_slots": 4, "of_groups": True, "of_all": True}
+    """Valid arguments of NgramTable.append: 3 tokens of 2 texts."""
+    given = {"pages": np.zeros(2, np.int64), "groups": i32(2, 3), "token_rows": np.ones((3, 4), np.int32)}
+    return given | {"starts": i32(0, 3), "ends": i32(2, 4)}
 
 
-BAD_NGRAMS = [
-    ({"memory": np.zeros(266, np.int32)}, "memory has 266 items, not 2, then 257 for each of its pages, then 2 for"),
-    ({"totals": np.full(2, -1)}, "totals are -1 and -1: they must be 0 or more, the second at most 267"),
-    ({"factors": np.zeros((8, 10), np.int64)}, "factors has 8 rows, not 9"),
-    ({"starts": i32(0, -1)}, r"starts\[1\] is -1: it must lie between 0 and ends\[1\], 4"),
-    ({"ends": i32(2, 5)}, r"ends\[1\] is 5: it must lie between 0 and 4"),
+BAD_TABLES = [
     ({"num_slots": 3}, "num_slots is 3: it must be a power of two"),
+    (
+        {"num_pages": 0},
+        r"a table has 1 page or more and at most 2\^29 tokens and 2\^29 slots, not 0 pages of 256 tokens and 4 slots",
+    ),
+    ({"num_slots": 1 << 30}, "not 1 pages of 256 tokens and 1073741824 slots"),
+    ({"vocab_size": 0}, "vocab_size is 0: it must lie between 1 and 2147483647"),
+    ({"factors": np.zeros((8, 10), np.int64)}, "factors has 8 rows, not 9"),
+]
+BAD_NGRAMS = [
+    ({"pages": np.zeros(1, np.int64)}, "pages has 1 rows, not 2"),
+    ({"starts": i32(0, -1)}, r"starts\[1\] is -1: it must lie between 0 and ends\[1\], 4"),
+    ({"starts": i32(0, 5)}, r"starts\[1\] is 5: it must lie between 0 and ends\[1\], 4"),
+    ({"ends": i32(2, 5)}, r"ends\[1\] is 5: it must lie between 0 and 4"),
+    ({"token_rows": np.ones((1, 4), np.int32)}, "token_rows has 1 rows, fewer than 2"),
 ]
 
 
+@pytest.mark.parametrize(("changed", "sentence"), BAD_TABLES)
+def test_bad_tables_are_refused(changed, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ngram_table(**changed)
+
+
 def test_bad_ngrams_are_refused():
+    table = ngram_table()
+    memory = np.frombuffer(table, np.int32)
     for changed, sentence in BAD_NGRAMS:
         given = ngrams() | changed
-        before = [np.copy(each) for each in given.values()]
+        before = [np.copy(each) for each in (memory, *given.values())]
         with pytest.raises(ValueError, match=sentence):
-            _sam.append_ngrams(*given.values())
-        assert all(np.array_equal(*pair) for pair in zip(given.values(), before, strict=True))
+            table.append(*given.values())
+        assert all(np.array_equal(*pair) for pair in zip((memory, *given.values()), before, strict=True))
     given = ngrams() | {"starts": i32(0, 0)}
-    outputs = ("memory", "changed", "is_changed", "totals")
-    refuses_spoiled_arrays(lambda changed: _sam.append_ngrams(*changed.values()), given, outputs)
-    assert _sam.append_ngrams(*given.values()) is None
-    assert given["totals"].tolist() == [2, given["is_changed"].sum()] and given["counts"][1] == 6
+    refuses_spoiled_arrays(lambda changed: table.append(*changed.values()), given, ("pages",))
+    assert table.append(*given.values()) is None and table.num_changed > 0
+
+
+def test_changes_are_taken_once():
+    table = ngram_table()
+    memory = np.frombuffer(table, np.int32)
+    copy, given = memory.copy(), ngrams()
+    for starts, ends in ((i32(0, 0), i32(2, 4)), (i32(2, 4), i32(4, 4))):
+        table.append(*(given | {"starts": starts, "ends": ends}).values())
+        taken = {"indices": np.zeros(table.num_changed, np.int64), "values": np.zeros(table.num_changed, np.int32)}
+        refuses_spoiled_arrays(lambda changed, take=table.take_changes: take(*changed.values()), taken, tuple(taken))
+        assert table.num_changed > 0
+        table.take_changes(*taken.values())
+        copy[taken["indices"]] = taken["values"]
+        assert table.num_changed == 0 and (copy == memory).all()
+        assert len(set(taken["indices"].tolist())) == len(taken["indices"])
+    del table
+    assert memory[1] == -1  # its buffer keeps a table alive

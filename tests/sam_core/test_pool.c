@@ -53,9 +53,9 @@ static void history(size_t memory_bytes, rule_name rule, unsigned sources) {
     size_t count = 0;
     random_state = 7;
     if (memory_bytes % 2) // automata are fed a few tokens at a time
-        p.slice = p.off_slice = 7;
+        p.step.slice = p.step.off_slice = 7;
     if (rule == RULE_COUNT || rule == RULE_BLEND) // rows are fed and drafted in blocks
-        p.many_rows = 2;
+        p.threads.many_rows = 2;
     for (int turn = 0; turn < 60; turn++) {
         int act = (int)draw(10);
         pool_error error;
@@ -94,14 +94,14 @@ static void history(size_t memory_bytes, rule_name rule, unsigned sources) {
         }
         check_sound(&p);
         for (size_t i = 0; i < count; i++) {
-            const pool_group *g = p.slots[open[i]].group;
+            const pool_group *g = p.slots.items[open[i]].group;
             partial_automata += g && g->index.memory && g->next_past;
             lost_automata += g && g->lost;
         }
     }
-    evicted_groups += p.evicted_groups;
-    evicted_history += p.evicted_history;
-    exhausted += p.exhausted;
+    evicted_groups += p.stats.evicted_groups;
+    evicted_history += p.stats.evicted_history;
+    exhausted += p.stats.exhausted;
     CHECK(rule_model_valid(p.model));
     pool_free(&p);
     CHECK(p.memory.used == 0);
@@ -182,7 +182,7 @@ static void test_load_drops_what_does_not_fit(unsigned sources) {
             CHECK(pool_init(&copy, PLENTY, RULE_COUNT, sources, NULL, 0));
             CHECK(persist_load(&file, &copy, &reason) == PERSIST_OK);
             bool failed = allocations > fail_at;
-            CHECK(copy.groups + copy.evicted_groups == 8 && (failed || copy.groups == 8));
+            CHECK(copy.stats.groups + copy.stats.evicted_groups == 8 && (failed || copy.stats.groups == 8));
             fail_at = failed ? fail_at : -1;
             check_sound(&copy);
             complete = copy.memory.used;
@@ -196,9 +196,9 @@ static void test_load_drops_what_does_not_fit(unsigned sources) {
     for (size_t limit = pool_min_bytes(); limit <= complete; limit += 16) {
         CHECK(pool_init(&copy, limit, RULE_COUNT, sources, NULL, 0));
         CHECK(persist_load(&file, &copy, &reason) == PERSIST_OK);
-        CHECK(copy.groups + copy.evicted_groups == 8);
+        CHECK(copy.stats.groups + copy.stats.evicted_groups == 8);
         check_sound(&copy);
-        groups = copy.groups;
+        groups = copy.stats.groups;
         pool_free(&copy);
     }
     CHECK(groups >= 7);
@@ -235,9 +235,9 @@ static void test_equal_hash_is_not_an_equal_prompt(void) {
     uint32_t slot;
     CHECK(pool_open(&p, one, 3, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
     CHECK(pool_open(&p, other, 3, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
-    CHECK(p.groups == 2);
+    CHECK(p.stats.groups == 2);
     CHECK(pool_open(&p, one, 3, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
-    CHECK(p.groups == 2);
+    CHECK(p.stats.groups == 2);
     check_sound(&p);
     pool_free(&p);
     CHECK(live_blocks == 0);

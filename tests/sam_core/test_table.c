@@ -13,7 +13,7 @@ enum { VOCAB = 50, ROWS = 4, WIDTH = 700 };
 
 static void call_all(bool has_garbage) {
     size_t num_pages = draw(4) + 1, num_slots = (size_t)1 << draw(9);
-    size_t size = TABLE_TEXTS + num_pages * (TABLE_PAGE + 1) + 2 * num_slots;
+    size_t size = table_size(num_pages, num_slots);
     int64_t factors[1 + TABLE_MAX_NGRAM][2 * TABLE_NGRAMS], *counts = calloc(VOCAB, sizeof *counts);
     int32_t *memory = calloc(size, sizeof *memory), *copy = calloc(size, sizeof *copy);
     int32_t *changed = calloc(size, sizeof *changed), *tokens = calloc(ROWS * WIDTH, sizeof *tokens);
@@ -51,13 +51,16 @@ static void call_all(bool has_garbage) {
                 pages[row] = (int64_t)draw(8) - 4;
         }
         table_append(&t, &(table_texts){tokens, ROWS, WIDTH, groups, starts, ends, pages});
-        CHECK(t.num_changed <= size);
-        for (size_t i = 0; i < t.num_changed; i++) {
-            size_t cell = (size_t)changed[i];
-            CHECK(is_changed[cell] == 1);
-            is_changed[cell] = 0;
-            copy[cell] = memory[cell];
-        }
+        size_t num_changed = t.num_changed;
+        CHECK(num_changed <= size);
+        int64_t *cells = calloc(num_changed + 1, sizeof *cells);
+        int32_t *values = calloc(num_changed + 1, sizeof *values);
+        table_take_changes(&t, cells, values);
+        CHECK(t.num_changed == 0);
+        for (size_t i = 0; i < num_changed; i++)
+            copy[cells[i]] = values[i];
+        free(cells);
+        free(values);
         CHECK(memcmp(copy, memory, size * sizeof *memory) == 0);
         t.num_changed = has_garbage && draw(2) ? size : 0; // full: nothing is noted
         if (t.num_changed)

@@ -36,10 +36,10 @@ static void check_equal(int first) {
         CHECK(memcmp(&results[first], &results[i], sizeof(result)) == 0);
         CHECK(a->memory.used == b->memory.used);
         CHECK(a->memory.work == b->memory.work || a->memory.limit < PLENTY); // repeated if refused in a block
-        CHECK(memcmp(a->drafts, b->drafts, sizeof a->drafts) == 0);
-        CHECK(memcmp(a->drafted, b->drafted, sizeof a->drafted) == 0);
-        CHECK(memcmp(a->accepted, b->accepted, sizeof a->accepted) == 0);
-        CHECK(a->evicted_groups == b->evicted_groups && a->exhausted == b->exhausted);
+        CHECK(memcmp(a->stats.drafts, b->stats.drafts, sizeof a->stats.drafts) == 0);
+        CHECK(memcmp(a->stats.drafted, b->stats.drafted, sizeof a->stats.drafted) == 0);
+        CHECK(memcmp(a->stats.accepted, b->stats.accepted, sizeof a->stats.accepted) == 0);
+        CHECK(a->stats.evicted_groups == b->stats.evicted_groups && a->stats.exhausted == b->stats.exhausted);
     }
 }
 
@@ -71,8 +71,8 @@ static void step(int first, bool tree) {
         if (catch_up)
             pool_catch_up(&pools[i]);
         for (uint32_t j = 0; i == POOLS - 1 && j < count; j++) {
-            fed += pools[i].rows[j].fed;
-            drafted += pools[i].rows[j].drafted;
+            fed += pools[i].step.rows[j].fed;
+            drafted += pools[i].step.rows[j].drafted;
         }
     }
     check_equal(first);
@@ -97,15 +97,15 @@ static void run_pools(rule_name rule, unsigned sources, size_t memory, int first
     const char *reason = NULL;
     for (int i = first; i < POOLS; i++) {
         CHECK(pool_init(&pools[i], pool_min_bytes() + memory, rule, sources, NULL, 0));
-        pools[i].many_rows = i == LOOPS ? UINT32_MAX : 2;
-        pools[i].num_threads = num_threads[i];
+        pools[i].threads.many_rows = i == LOOPS ? UINT32_MAX : 2;
+        pools[i].threads.count = num_threads[i];
     }
     memset(results, 0, sizeof results);
     for (uint32_t i = 0; i < SLOTS; i++)
         open_slot(first, i);
     for (int turn = 0; turn < turns; turn++) {
         for (int i = first; i < POOLS; i++)
-            pools[i].slice = slices[turn / 4 % 4];
+            pools[i].step.slice = slices[turn / 4 % 4];
         step(first, turn % 3 == 0);
         if (pools[POOLS - 1].memory.used > peak)
             peak = pools[POOLS - 1].memory.used;
@@ -187,14 +187,14 @@ int main(int count, char **arguments) {
         run_pools((rule_name)rule, REQUEST | GROUP | HISTORY, PLENTY, LOOPS);
         random_state = state; // a block's part of the memory may not suffice
         run_pools((rule_name)rule, REQUEST | GROUP | HISTORY, (peak - pool_min_bytes()) / 100 * 108, LOOPS);
-        CHECK(!pools[LOOPS].exhausted && !pools[LOOPS].evicted_groups);
+        CHECK(!pools[LOOPS].stats.exhausted && !pools[LOOPS].stats.evicted_groups);
         run_pools((rule_name)rule, rule % 2 ? REQUEST : GROUP, PLENTY, LOOPS);
     }
     CHECK(fed > 16u * (uint64_t)turns && drafted > fed);
     fed = drafted = 0;
     for (size_t memory = 2 << 20; memory <= 8 << 20; memory += 3 << 20) {
         run_pools(RULE_BLEND, REQUEST | GROUP | HISTORY, memory, LOOPS + 1);
-        short_of_memory += pools[1].exhausted + pools[1].evicted_groups;
+        short_of_memory += pools[1].stats.exhausted + pools[1].stats.evicted_groups;
     }
     CHECK(fed > 8u * (uint64_t)turns && short_of_memory > 0);
     save_while_the_pool_goes_on();

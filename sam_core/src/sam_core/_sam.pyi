@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 Int32: TypeAlias = npt.NDArray[np.int32]  # or any other C-contiguous, aligned int32 buffer
 Int64: TypeAlias = npt.NDArray[np.int64]  # or any other C-contiguous, aligned int64 buffer
-Uint8: TypeAlias = npt.NDArray[np.uint8]  # or any other C-contiguous, aligned uint8 buffer
 Float32: TypeAlias = npt.NDArray[np.float32]  # or any other C-contiguous, aligned float32 buffer
 Float64: TypeAlias = npt.NDArray[np.float64]  # or any other C-contiguous, aligned float64 buffer
 Tokens: TypeAlias = Int32 | Sequence[int]
@@ -343,6 +342,36 @@ class Pool:
 # value or shape, TypeError for an argument of another type, BufferError for a buffer that is not contiguous, aligned
 # or, where it is written, writable. Nothing has changed then.
 
+@final
+class NgramTable:
+    """The state of a `device_drafts.NgramTable`. Its buffer is that table's `memory`, int32 [M].
+
+    Args:
+        num_pages: at least 1.
+        num_slots: a power of two.
+        vocab_size: tokens of the vocabulary, at least 1.
+        factors: int64 [9, 10], those of `device_drafts.factors`.
+        of_groups, of_all: as for `device_drafts.NgramTable`.
+    """
+
+    num_changed: int
+    """Number of entries of the memory that changed."""
+
+    def __new__(
+        cls, num_pages: int, num_slots: int, vocab_size: int, factors: Int64, of_groups: bool, of_all: bool
+    ) -> NgramTable: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def append(self, pages: Int64, groups: Int32, token_rows: Int32, starts: Int32, ends: Int32, /) -> None:
+        """See `device_drafts.NgramTable.append`."""
+
+    def take_changes(self, indices: Int64, values: Int32, /) -> None:
+        """Write the entries of the memory that changed, and forget that they did.
+
+        Args:
+            indices: writable int64 [num_changed], receives where they are, each once.
+            values: writable int32 [num_changed].
+        """
+
 def correct_scores(scores: Float32, factors: Float64, corrected: Float64, /) -> None:
     """Multiply each score by the factor of its bin.
 
@@ -483,34 +512,4 @@ def to_lists(table: Int32, lengths: Int32, /) -> list[list[int]]:
     Args:
         table: int32 [B, K].
         lengths: int32 [B], how many of each row, 0 .. K.
-    """
-
-def append_ngrams(
-    memory: Int32,
-    changed: Int32,
-    is_changed: Uint8,
-    totals: Int64,
-    counts: Int64,
-    factors: Int64,
-    pages: Int64,
-    groups: Int32,
-    token_rows: Int32,
-    starts: Int32,
-    ends: Int32,
-    num_slots: int,
-    of_groups: bool,
-    of_all: bool,
-    /,
-) -> None:
-    """`device_drafts.NgramTable.append`. All but `factors`, `groups`, `token_rows`, `starts` and `ends` is written.
-
-    Args:
-        memory: int32 [M], that of the table.
-        changed: int32 [M], receives the cells that change, each once, behind those that are there.
-        is_changed: uint8 [M], 1 for these.
-        totals: int64 [2], pages so far, and how many cells `changed` has.
-        counts: int64 [V], how often each token of the vocabulary came.
-        factors: int64 [9, 10], those of `device_drafts.factors`.
-        pages, groups, token_rows, starts, ends: as for `NgramTable.append`.
-        num_slots, of_groups, of_all: those of the table.
     """

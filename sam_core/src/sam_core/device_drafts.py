@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sam_core._sam import append_ngrams
+from sam_core import _sam
 from sam_core.budget import Calibration
 from sam_core.options import MAX_K
 
@@ -108,13 +108,8 @@ class NgramTable:
         if self.base > UNIT:
             raise ValueError(f"{num_tokens} tokens are more than a table holds: {UNIT}")
         self.num_slots = num_slots
-        self.of_groups, self.of_all = of_groups, of_all
-        self.memory = np.zeros(self.base + 2 * num_slots, np.int32)
-        self.memory[TEXTS - 1] = NO_TOKEN
-        self._counts = np.zeros(vocab_size, np.int64)
-        self._totals = np.zeros(2, np.int64)  # pages so far, changed entries
-        self._changed = np.empty(len(self.memory), np.int32)
-        self._is_changed = np.zeros(len(self.memory), np.uint8)
+        self._table = _sam.NgramTable(self.num_pages, num_slots, vocab_size, factors(), of_groups, of_all)
+        self.memory = np.frombuffer(memoryview(self._table), np.int32)
 
     def append(self, pages: Int64, groups: Int32, token_rows: Int32, starts: Int32, ends: Int32) -> None:
         """Add the tokens `starts` to `ends` of each of B texts, text by text.
@@ -131,29 +126,14 @@ class NgramTable:
             ValueError: a wrong shape, or a start or an end outside its row.
             TypeError, BufferError: an array of another type, or not C-contiguous. Nothing has changed then.
         """
-        append_ngrams(
-            self.memory,
-            self._changed,
-            self._is_changed,
-            self._totals,
-            self._counts,
-            factors(),
-            pages,
-            groups,
-            token_rows,
-            starts,
-            ends,
-            self.num_slots,
-            self.of_groups,
-            self.of_all,
-        )
+        self._table.append(pages, groups, token_rows, starts, ends)
 
     def changes(self) -> tuple[Int64, Int32]:
         """Indices of `memory` that changed since the previous call, int64 [E], each once, and their values."""
-        indices = self._changed[: self._totals[1]].astype(np.int64)
-        self._totals[1] = 0
-        self._is_changed[indices] = 0
-        return indices, self.memory[indices]
+        indices = np.empty(self._table.num_changed, np.int64)
+        values = np.empty(len(indices), np.int32)
+        self._table.take_changes(indices, values)
+        return indices, values
 
 
 NUM_BINS = Calibration.NUM_BINS

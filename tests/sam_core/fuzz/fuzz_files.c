@@ -125,7 +125,7 @@ static bool load(pool *p, size_t memory, const char *name) {
     if (status != PERSIST_OK)
         return false;
     CHECK(pool_init(p, memory, (rule_name)file.header.rule, file.header.sources, NULL, 0));
-    p->vocab_size = (uint32_t)file.header.vocab_size;
+    p->options.vocab_size = (uint32_t)file.header.vocab_size;
     status = persist_load(&file, p, &reason);
     persist_close(&file);
     CHECK(status != PERSIST_SYSTEM && (status == PERSIST_OK || reason));
@@ -139,7 +139,7 @@ static bool load(pool *p, size_t memory, const char *name) {
 static void use_groups(pool *p) {
     pool_error error;
     for (uint32_t turn = 0; turn < 4; turn++) {
-        const pool_group *g = turn % 2 ? p->fresh.newest : p->fresh.oldest;
+        const pool_group *g = turn % 2 ? p->groups.fresh.newest : p->groups.fresh.oldest;
         if (!g)
             return;
         uint32_t slot;
@@ -179,7 +179,8 @@ static void try_pool(input *in) {
     CHECK(save_pool(&p, "saved") == PERSIST_OK);
     add_file_to_hash("saved");
     CHECK(load(&again, PLENTY, "saved"));
-    CHECK(again.groups <= p.groups && again.tokens <= p.tokens); // texts without an answer are not saved
+    CHECK(again.stats.groups <= p.stats.groups &&
+          again.stats.tokens <= p.stats.tokens); // texts without an answer are not saved
     CHECK(save_pool(&again, "file") == PERSIST_OK);
     CHECK(hash_of_file("saved") == hash_of_file("file"));
     pool_free(&again);

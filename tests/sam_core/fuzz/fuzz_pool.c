@@ -100,7 +100,7 @@ static void continue_text(state *s, input *in) {
     pool_status status = pool_open(&s->p, prompt, size, POOL_NAMED, "names", byte % 4, &slot);
     CHECK(status == POOL_OK || (status == POOL_NO_MEMORY && fail_at >= 0));
     if (status == POOL_OK) {
-        const pool_slot *opened = &s->p.slots[slot];
+        const pool_slot *opened = &s->p.slots.items[slot];
         if (opened->drafts && opened->text) {
             CHECK(opened->text->body.size == size && opened->text->prompt_size <= size);
             CHECK(!size || memcmp(opened->text->body.tokens, prompt, size * sizeof(int32_t)) == 0);
@@ -223,11 +223,11 @@ static void save_and_load(state *s, input *in) {
     if (status != PERSIST_OK)
         return;
     add_file_to_hash("saved");
-    bool in_place = byte & 2, small = byte & 4, groups = s->p.groups;
+    bool in_place = byte & 2, small = byte & 4, groups = s->p.stats.groups;
     pool *to = in_place ? &s->p : &other;
     CHECK(persist_open(&file, "saved", &reason) == PERSIST_OK);
-    CHECK(file.header.rule == s->p.rule && file.header.sources == s->p.sources);
-    CHECK(file.header.groups <= s->p.groups && (groups || !file.header.tokens));
+    CHECK(file.header.rule == s->p.options.rule && file.header.sources == s->p.options.sources);
+    CHECK(file.header.groups <= s->p.stats.groups && (groups || !file.header.tokens));
     if (in_place) {
         write_listed(s);
         pool_free(&s->p);
@@ -242,7 +242,7 @@ static void save_and_load(state *s, input *in) {
         CHECK(persist_load(&file, to, &reason) == PERSIST_OK);
         check_pool(to);
         if (!small && fail_at < 0)
-            CHECK(to->groups == file.header.groups && to->tokens == file.header.tokens);
+            CHECK(to->stats.groups == file.header.groups && to->stats.tokens == file.header.tokens);
         if (!in_place)
             pool_free(to);
     }
@@ -275,7 +275,7 @@ static void operate(state *s, input *in) {
     case 8: // an allocation fails soon, or all from then on
         fail_at = allocations + next_byte(in) % 64;
         fail_on = byte & 16;
-        is_hashed &= s->p.num_threads == 1; // else it depends on the threads what fails
+        is_hashed &= s->p.threads.count == 1; // else it depends on the threads what fails
         break;
     case 9:
         fail_at = -1;
@@ -310,12 +310,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     CHECK(start_pool(&s.p, second & 16 ? pool_min_bytes() + limit : PLENTY, (rule_name)(first % 5), sources,
                      second & 8, thresholds[first / 5 % 4]));
     if (first & 128) // automata are fed a few tokens at a time
-        s.p.slice = s.p.off_slice = 1 + second / 64 * 20;
-    s.p.vocab_size = second & 32 ? 1 + limit % 8 : 0;
+        s.p.step.slice = s.p.step.off_slice = 1 + second / 64 * 20;
+    s.p.options.vocab_size = second & 32 ? 1 + limit % 8 : 0;
     if (limit & 256) // rows are fed and drafted in blocks
-        s.p.many_rows = 1;
+        s.p.threads.many_rows = 1;
     if (limit & 512)
-        s.p.num_threads = 3;
+        s.p.threads.count = 3;
     for (uint32_t i = 0; in.left && i < MAX_OPERATIONS; i++)
         operate(&s, &in);
     write_listed(&s);

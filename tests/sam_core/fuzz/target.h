@@ -160,10 +160,10 @@ static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, cons
             CHECK(out[i] >= 0 && (!damaged_corpus || out[i] < 8 || (uint32_t)out[i] <= p->corpus.largest));
             CHECK(!tree || (parents[i] >= -1 && parents[i] < at));
             int32_t parent = tree ? parents[i] : at - 1;
-            CHECK(!scored || (scores[i] >= p->min_prob &&
+            CHECK(!scored || (scores[i] >= p->options.min_prob &&
                               scores[i] <= (parent < 0 ? 1 : scores[row * width + (size_t)parent])));
             CHECK(!scored || (sources[i] >= 0 && sources[i] < RULE_SOURCES && matches[i] >= 0));
-            CHECK(!p->vocab_size || (uint32_t)out[i] < p->vocab_size);
+            CHECK(!p->options.vocab_size || (uint32_t)out[i] < p->options.vocab_size);
             for (size_t j = row * width; tree && !damaged_corpus && j < i; j++)
                 CHECK(out[i] != out[j] || parents[i] != parents[j]);
         }
