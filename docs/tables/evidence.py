@@ -32,6 +32,18 @@ ARM_HEADS = {
 }
 
 
+BOTH = "model+auto:15"
+DRAFTERS = {"eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash"}
+DRAFTER_HEADS = {
+    "en": "answers | drafter | requests | drafter alone | `sam` alone | both | over the best other | with correlation",
+    "zh": "回答 | 草稿模型 | 请求 | 只用草稿模型 | 只用 `sam` | 一起使用 | 与其余最优方法之比 | 相关时的同一比值",
+}
+
+
+def gain(row: Row) -> float:
+    return row["pooled"][0]
+
+
 def interval(values: list[float]) -> str:
     return f"{values[0]:.2f} ({values[1]:.2f}-{values[2]:.2f})"
 
@@ -111,4 +123,38 @@ def arms(language: str) -> str:
     return table(ARM_HEADS[language], lines, 2)
 
 
-TABLES = {"evidence": headline, "evidence-gains": gains, "evidence-arms": arms}
+def drafters(language: str) -> str:
+    """A row for each set, model drafter and number of concurrent requests, from runs with independent hits and with
+    correlated ones, in this order. The best other arm is the fastest of all that do not weigh both drafts."""
+    outputs, lines = output("evidence-drafters"), []
+    by_case: dict[tuple[str, str, int, bool], list[Row]] = {}
+    for each in outputs:
+        settings = each["settings"]
+        for row in each["rows"]:
+            case = row["set"], settings["drafter"], row["running"], settings["correlation"] > 0
+            by_case.setdefault(case, []).append(row)
+    for of, drafter, running, correlated in by_case:
+        if correlated:
+            continue
+        rows = by_case[of, drafter, running, False]
+        over = [
+            max((row for row in by_case[of, drafter, running, each] if row["arm"] != BOTH), key=gain)["auto_over"]
+            for each in (False, True)
+        ]
+        alone = max((row for row in rows if "model" in row["best_of"]), key=gain)
+        titles = [SETS[of][language == "zh"], DRAFTERS[drafter], str(running)]
+        gained = [f"{gain(row):.2f}" for row in (alone, of_arm(rows, AUTO), of_arm(rows, BOTH))]
+        lines.append([*titles, *gained, *map(interval, over)])
+    lines.sort(key=lambda line: [titles[language == "zh"] for titles in SETS.values()].index(line[0]))
+    for line, above in reversed([*zip(lines[1:], lines, strict=False)]):
+        line[0] = "" if line[0] == above[0] else line[0]
+    heads = DRAFTER_HEADS[language].split(" | ")
+    return f"{source(language, 'evidence-drafters')}\n\n{table(heads, lines, 3)}"
+
+
+TABLES = {
+    "evidence": headline,
+    "evidence-gains": gains,
+    "evidence-arms": arms,
+    "evidence-drafters": drafters,
+}
