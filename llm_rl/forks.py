@@ -93,7 +93,8 @@ def run(call: socket.socket) -> None:
     """Do what a client asks, as Python would: with its environment, folder, file descriptors and arguments."""
     message, received, _, _ = socket.recv_fds(call, LONGEST, MOST)
     request = json.loads(message)
-    aside = [fcntl(fd, F_DUPFD_CLOEXEC, 1 << 10) for fd in (call.detach(), *received)]
+    received = [call.detach(), *received]
+    aside = [fcntl(fd, F_DUPFD_CLOEXEC, max(request["fds"], default=2) + 1) for fd in received]
     for fd in received:
         os.close(fd)
     call = socket.socket(fileno=aside[0])
