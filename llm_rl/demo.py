@@ -40,7 +40,7 @@ MODULES = [
     "transformers.models.qwen3.modeling_qwen3",
 ]
 """What the processes of a run import, once for all (llm_rl.forks)."""
-DISK, MEMORY = 1e9, 11e9
+DISK, MEMORY = 1e9, 8e9
 """Bytes that both arms and Ray need on disk, and in memory."""
 
 

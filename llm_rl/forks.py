@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import select
 import shlex
 import signal
 import socket
@@ -37,9 +38,10 @@ FIRST_JOB = "01000000"
 
 @contextlib.contextmanager
 def server(folder: Path, modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """Make `folder`/python, whose processes have imported `modules`; at the end, end them.
+    """Make `folder`/python, whose processes have imported `modules`. Calls wait while the server imports them.
 
-    Calls wait while the server imports the modules. folder: an empty one; `log` in it has the output of the imports.
+    The server ends with the block or the calling process, and Ray's workers end with the server. folder: an empty one;
+    `log` in it has the output of the imports.
     """
     client = [sys.executable, "-IS", str(Path(__file__).with_name("fork_client.py")), str(folder)]
     (folder / "python").write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n')
@@ -50,7 +52,7 @@ def server(folder: Path, modules: Sequence[str], environment: Mapping[str, str])
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(calls.fileno()), *modules],
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             pass_fds=[calls.fileno()],
@@ -60,7 +62,7 @@ def server(folder: Path, modules: Sequence[str], environment: Mapping[str, str])
         yield
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def variables(folder: Path) -> dict[str, str]:
@@ -77,6 +79,8 @@ def serve(calls: socket.socket) -> socket.socket:
     """Fork for each call; returns in the forks, with the connection to the client."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
+        if sys.stdin in select.select([calls, sys.stdin], [], [])[0]:
+            sys.exit()  # the caller has ended
         call, _ = calls.accept()
         if not os.fork():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -89,7 +93,8 @@ def run(call: socket.socket) -> None:
     """Do what a client asks, as Python would: with its environment, folder, file descriptors and arguments."""
     message, received, _, _ = socket.recv_fds(call, LONGEST, MOST)
     request = json.loads(message)
-    aside = [fcntl(fd, F_DUPFD_CLOEXEC, 1 << 10) for fd in (call.detach(), *received)]
+    received = [call.detach(), *received]
+    aside = [fcntl(fd, F_DUPFD_CLOEXEC, max(request["fds"], default=2) + 1) for fd in received]
     for fd in received:
         os.close(fd)
     call = socket.socket(fileno=aside[0])

@@ -2,16 +2,21 @@
 """Engines in processes of their own: vllm-ascend's over the stand-in for torch_npu, and vLLM's CPU backend next to
 it."""
 
+import atexit
+import contextlib
 import functools
 import importlib.metadata
 import json
 import os
+import subprocess
+import tempfile
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from ports import PORTS
-from zygote import Zygote
+
+from llm_rl import forks
 
 HERE = Path(__file__).resolve().parent
 STANDIN = HERE.parents[1] / "testing"
@@ -47,23 +52,29 @@ FOR_ALL = (
 
 def start(platform, *arguments, environment=MappingProxyType({})):
     """A Python process in which vLLM has chosen `platform`, npu or cpu; its stdin and stdout are pipes of text."""
-    return zygote(platform).start({**variables(platform), **environment}, *arguments)
+    command, environment = [python(platform), *arguments], {**variables(platform), **environment}
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 @functools.cache
-def zygote(platform):
-    """The process that a platform's are forks of. It has imported MODULES, and what its engines' processes do."""
+def python(platform):
+    """The program of a platform's processes. They have imported MODULES, and what an engine's processes do."""
     imported = {"cpu": MODELS, "gpu": []}.get(platform, [*MODELS, *WORKER, "vllm_ascend.patch.worker"])
-    return Zygote(variables(platform), [*MODULES, *imported])
+    stack = contextlib.ExitStack()
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sam-forks-")))
+    stack.enter_context(forks.server(folder, [*MODULES, *imported], variables(platform)))
+    atexit.register(stack.close)
+    return folder / "python"
 
 
 def variables(platform):
+    path = [str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "VLLM_PLUGINS": ""}
     if platform == "gpu":
-        return {**os.environ, **{name: ENVIRONMENT[name] for name in FOR_ALL}, "VLLM_PLUGINS": ""}
-    environment = {**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": ""}
+        return environment | {name: ENVIRONMENT[name] for name in FOR_ALL}
+    environment |= ENVIRONMENT
     if platform != "cpu":
-        path = [str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment |= {"PYTHONPATH": os.pathsep.join(path), "VLLM_VERSION": VERSION}
+        environment |= {"PYTHONPATH": os.pathsep.join([str(STANDIN), *path]), "VLLM_VERSION": VERSION}
         del environment["VLLM_PLUGINS"]
     if platform == "metered":  # npu, with torch_npu/meter.py
         environment["STANDIN_METER"] = "1"

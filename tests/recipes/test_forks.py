@@ -81,6 +81,17 @@ def test_it_ends_with_its_client(folder, number):
         time.sleep(0.1)
 
 
+def test_a_server_ends_with_its_caller(tmp_path):
+    code = "import os, pathlib, sys, time; from llm_rl import forks\n"
+    code += "with forks.server(pathlib.Path(sys.argv[1]), ['timeit'], os.environ): print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as caller:
+        caller.stdout.readline()
+        (server,) = psutil.Process(caller.pid).children()
+        subprocess.run([tmp_path / "python", "-c", ""], check=True)
+        caller.kill()
+    server.wait(20)
+
+
 def test_a_server_that_has_ended_is_named(tmp_path):
     with forks.server(tmp_path, ["no_such_module"], os.environ):
         done = subprocess.run([tmp_path / "python", "-c", ""], capture_output=True, text=True)

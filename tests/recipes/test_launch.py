@@ -324,7 +324,7 @@ def test_a_run_without_a_single_draft_fails_and_its_record_says_so(monkeypatch, 
     output = capsys.readouterr().out
     record = json.loads((tmp_path / "off" / "run.json").read_text())
     assert record["status"] == "ok" and record["attempts"][0]["after_step"] == 0
-    assert record["summary"]["step_s"] == 2.0 and "step, s                 2.0" in output
+    assert record["summary"]["step_s"] == 2.0 and "step, s                     2.0" in output
     assert record["summary"]["reward"] is None and "reward -  length -" in output, "verl writes null for NaN"
     same = load("steps=2", f"model.path={tmp_path / 'model'}", "sam=off")
     assert config.load(tmp_path / "off" / "recipe.yaml", []) == same
