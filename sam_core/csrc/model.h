@@ -27,7 +27,7 @@ enum {
     MODEL_LAST = 5,    // the most of these
     MODEL_SUCCESSORS = 1 << 14,
     MODEL_MAX_TIMES = 15, // times that a successor came, as far as they are counted
-    MODEL_PATIENCE = 4,   // times that other tokens contest the entry of a successor that came twice, in vain
+    MODEL_PATIENCE = 4,   // how often other contexts ask in vain for the entry of a successor that came twice
     MODEL_SUCCESSOR_BINS = MODEL_BINS + MODEL_SHARES,
     MODEL_ALL_BINS = MODEL_SUCCESSOR_BINS + MODEL_ORDERS * (MODEL_MAX_TIMES + 1) * 2,
     MODEL_TOKENS = 3, // tables keyed by a candidate and 0, 1 or 2 tokens before it
@@ -48,12 +48,12 @@ enum {
     MODEL_ONE = 1 << 12,        // probability 1
 };
 
-// What followed some tokens.
+// The token that followed a context: the last 1, 2, 3 or 5 tokens of a text.
 typedef struct {
     int32_t token;
-    uint32_t
-        seen; // in the upper 16 bits a hash of these tokens; then, 8 each, how often other tokens contested
-              // the entry, and how often the successor came, up to MODEL_MAX_TIMES; 0: none yet
+    // 16 bits: a hash of the context; 8 bits: how often other contexts asked for the entry; 8 bits: how often the
+    // successor came, up to MODEL_MAX_TIMES. 0: the entry is empty.
+    uint32_t seen;
 } model_successor;
 
 typedef struct {
@@ -65,7 +65,8 @@ typedef struct {
 
 typedef struct {
     model_learned learned;
-    int16_t stretch[MODEL_ONE];      // derived, as is
+    // Derived from constants:
+    int16_t stretch[MODEL_ONE];      // ln(p / (1 - p)) of each probability
     uint16_t trust[MODEL_LIMIT + 1]; // seen / (seen + 1), of 256
 } model;
 
@@ -138,8 +139,8 @@ static inline uint32_t model_hash(uint32_t order, int32_t candidate, int32_t las
     return hash >> 19;
 }
 
-// A successor of the last tokens, last[0] the latest, in table `order`: its token, and how often it came in
-// *times. -1 if none is known.
+// The successor of the last tokens (last[0] is the latest) in table `order`, and how often it came in *times. -1: none
+// is known.
 int32_t model_find_successor(const model *m, uint32_t order, const int32_t last[MODEL_LAST], uint32_t *times);
 
 // Prefetches what model_find_successor reads for all tables.
@@ -148,9 +149,10 @@ void model_prefetch_successors(const model *m, const int32_t last[MODEL_LAST]);
 // Learns that `token` came after last[0 .. MODEL_LAST - 1], and puts it in front of them.
 void model_learn_successor(model *m, int32_t last[MODEL_LAST], int32_t token);
 
-// Number of the bin for a candidate where a successor came so many times; is: the candidate is that successor.
-static inline uint32_t model_successor_bin(uint32_t order, uint32_t times, bool is) {
-    return MODEL_SUCCESSOR_BINS + (order * (MODEL_MAX_TIMES + 1) + times) * 2 + is;
+// Number of the bin of a candidate where the successor in table `order` came so many times. is_successor: the candidate
+// is that successor.
+static inline uint32_t model_successor_bin(uint32_t order, uint32_t times, bool is_successor) {
+    return MODEL_SUCCESSOR_BINS + (order * (MODEL_MAX_TIMES + 1) + times) * 2 + is_successor;
 }
 
 // Probability of 12 bits that a bin holds, 1 .. MODEL_ONE - 1.

@@ -53,8 +53,8 @@ bool blend_uses_successors(const node *n) {
     return true;
 }
 
-// Finds the successor of the most last tokens, or SAM_NO_TOKEN if there is none. If successors are not a source, it must
-// occur in a source of the request: in the index `shared`, or as a match's candidate.
+// Finds the successor of the longest context, or SAM_NO_TOKEN if there is none. If successors are not a source, it
+// must occur in a source of the request: in the index `shared`, or as a match's candidate.
 static void find_successor(const draft *d, const node *n, const sam_index *shared, vote *v) {
     v->successor = SAM_NO_TOKEN;
     if (d->context->isolated || !blend_uses_successors(n))

@@ -131,8 +131,8 @@ uint32_t rule_draft(const rule_model *model, rule_work *work, sam_memory *memory
 // Prefetches what a lesson reads of the model.
 void rule_prefetch_lesson(const rule_model *model, const rule_record *record, int lesson);
 
-// Learns a lesson, if it is due, from the tokens that came after the drafted text. RULE_BINS adds the confirmed tokens of
-// the draft to accepted[source]. Never fails.
+// Learns a lesson, if it is due, from the tokens that came after the drafted text. RULE_BINS adds the confirmed tokens
+// of the draft to accepted[source]. Never fails.
 void rule_learn(rule_model *model, rule_name rule, rule_record *record, int lesson, const int32_t *tokens,
                 uint32_t count, uint64_t accepted[RULE_SOURCES]);
 

@@ -199,7 +199,8 @@ typedef struct {
 
 // Prefetch the memory for appending `token` to the text of the cursor, or for sam_match and drafting from there
 // (`near` is the cursor's, or the state of a match), in this many stages: each reads what the stage before it has
-// prefetched. If the owner does something else in between, the memory arrives in time. They change nothing but *prefetched.
+// prefetched. If the owner does something else in between, the memory arrives in time. They change nothing but
+// *prefetched.
 enum { SAM_APPEND_STAGES = 7, SAM_MATCH_STAGES = 4 };
 void sam_prefetch_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step,
                          sam_prefetched *prefetched);
