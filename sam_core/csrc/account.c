@@ -59,18 +59,18 @@ void account_move(pool_group *g, size_t link_at, pool_list *list) {
 
 void account_update(pool *p, pool_group *g) {
     const size_t by_state = offsetof(pool_group, by_state), by_index = offsetof(pool_group, by_index);
-    bool fresh = g->by_state.list == &p->groups.fresh;
+    bool in_window = g->by_state.list == &p->groups.window;
     if (g->open)
         account_move(g, by_state, &p->groups.opened);
     else if (g->by_state.list == &p->groups.opened || !g->by_state.list)
-        account_move(g, by_state, &p->groups.fresh);
+        account_move(g, by_state, &p->groups.window);
     size_t idle = g->open ? 0 : sam_index_bytes(&g->index);
     p->groups.idle_bytes += idle - g->idle_bytes;
     g->idle_bytes = idle;
     size_t closed = g->open ? 0 : idle + g->tokens * sizeof(int32_t);
     p->groups.closed_bytes += closed - g->closed_bytes;
-    p->groups.fresh_bytes -= fresh ? g->closed_bytes : 0;
-    p->groups.fresh_bytes += g->by_state.list == &p->groups.fresh ? closed : 0;
+    p->groups.window_bytes -= in_window ? g->closed_bytes : 0;
+    p->groups.window_bytes += g->by_state.list == &p->groups.window ? closed : 0;
     g->closed_bytes = closed;
     account_move(g, by_index, !g->open && g->index.memory ? &p->groups.idle : NULL);
 }
@@ -78,7 +78,7 @@ void account_update(pool *p, pool_group *g) {
 void account_remove(pool *p, pool_group *g) {
     p->groups.closed_bytes -= g->closed_bytes;
     p->groups.idle_bytes -= g->idle_bytes;
-    p->groups.fresh_bytes -= g->by_state.list == &p->groups.fresh ? g->closed_bytes : 0;
+    p->groups.window_bytes -= g->by_state.list == &p->groups.window ? g->closed_bytes : 0;
     account_move(g, offsetof(pool_group, by_state), NULL);
     account_move(g, offsetof(pool_group, by_index), NULL);
 }

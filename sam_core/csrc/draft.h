@@ -29,7 +29,7 @@ enum {
     ALL_CANDIDATES = MAX_CANDIDATES + RULE_MAX_DRAFT * DEEP_CANDIDATES,
 };
 
-_Static_assert((int)RULE_LAST == (int)MODEL_LAST, "followers are looked up by the last tokens");
+_Static_assert((int)RULE_LAST == (int)MODEL_LAST, "successors are looked up by the last tokens");
 
 #define PATH_ONE (1u << 30) // probability 1 of a path
 #define NO_NODE UINT16_MAX
@@ -40,9 +40,9 @@ typedef struct {
     uint16_t probability; // of MODEL_ONE
     uint16_t set;         // of weights
     uint8_t source;
-    uint8_t cells;  // used of `cell`
+    uint8_t bins;   // used of `bin`
     uint32_t share; // occurrences of the token overall, if it is among the most frequent
-    uint16_t cell[MAX_MATCHES + 2];
+    uint16_t bin[MAX_MATCHES + 2];
     uint16_t hash[MODEL_TOKENS];
     int16_t stretch[MODEL_INPUTS]; // 0: the candidate lacks this input
 } candidate;
@@ -63,7 +63,7 @@ typedef struct {
 
 typedef struct {
     int32_t token, parent;
-    uint32_t cell; // if its probability was not mixed
+    uint32_t bin; // if its probability was not mixed
 } kept_token;
 
 typedef struct {
@@ -111,7 +111,7 @@ typedef struct {
     int32_t tokens[RULE_MAX_DRAFT];
     int32_t parents[RULE_MAX_DRAFT];
     uint32_t paths[RULE_MAX_DRAFT];
-    uint16_t cells[RULE_MAX_DRAFT];
+    uint16_t bins[RULE_MAX_DRAFT];
     uint8_t sources[RULE_MAX_DRAFT];
     uint32_t lengths[RULE_MAX_DRAFT]; // of matches
 } output;
@@ -123,15 +123,15 @@ static inline uint32_t times(uint32_t path, uint32_t probability) {
     return (uint32_t)((uint64_t)path * probability / MODEL_ONE);
 }
 
-// Adds a token to a draft; `path` is the probability of the path to it, `cell` where its own probability is from.
+// Adds a token to a draft; `path` is the probability of the path to it, `bin` where its own probability is from.
 static inline void emit(output *o, int32_t token, int32_t parent, uint32_t path, uint32_t source,
-                        uint32_t cell, uint32_t length) {
+                        uint32_t bin, uint32_t length) {
     uint32_t at = o->size++;
     o->tokens[at] = token;
     o->parents[at] = parent;
     o->paths[at] = path;
     o->sources[at] = (uint8_t)source;
-    o->cells[at] = (uint16_t)cell;
+    o->bins[at] = (uint16_t)bin;
     o->lengths[at] = length;
     o->below_min_prob = path < o->min_prob;
 }
@@ -149,16 +149,16 @@ static inline candidate *add_candidate(draft *d, node *n, uint32_t max_candidate
     candidate *c = &first[n->kept.count++];
     c->token = token;
     c->source = (uint8_t)source;
-    c->cells = 0;
+    c->bins = 0;
     c->share = 0;
     memset(c->stretch, 0, sizeof c->stretch);
     return c;
 }
 
-// Adds the probability that a cell holds to the inputs of a candidate.
-static inline void add_input(const model *m, candidate *c, uint32_t cell, uint32_t input) {
-    c->cell[c->cells++] = (uint16_t)cell;
-    c->stretch[input] = m->stretch[model_probability(m->learned.cells[cell])];
+// Adds the probability that a bin holds to the inputs of a candidate.
+static inline void add_input(const model *m, candidate *c, uint32_t bin, uint32_t input) {
+    c->bin[c->bins++] = (uint16_t)bin;
+    c->stretch[input] = m->stretch[model_probability(m->learned.bins[bin])];
 }
 
 // `oldest` and `newest`.

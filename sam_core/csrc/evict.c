@@ -6,9 +6,9 @@
 #include "group.h"
 
 enum {
-    FRESH_SHARE = 8,   // 1/8 of the memory of closed groups is for fresh ones
+    WINDOW_SHARE = 8,  // 1/8 of the memory of closed groups is for the window
     MIN_APPENDED = 64, // tokens after which a group is judged by its own acceptance
-    CANDIDATES = 8,    // groups that settled first, among which a victim is chosen
+    CANDIDATES = 8,    // the oldest groups of the main list, among which a victim is chosen
     MIN_SHARE = 16,    // of 1,024 tokens: assumed acceptance of a group without accepted tokens
     MAX_LAG = 64,      // tokens of a text that may be missing in an automaton that replaces its index
 };
@@ -23,11 +23,11 @@ static bool free_idle(pool *p) {
     return true;
 }
 
-static void settle(pool *p) {
-    while (p->groups.fresh_bytes > p->groups.closed_bytes / FRESH_SHARE) {
-        pool_group *g = p->groups.fresh.oldest;
-        p->groups.fresh_bytes -= g->closed_bytes;
-        account_move(g, offsetof(pool_group, by_state), &p->groups.settled);
+static void shrink_window(pool *p) {
+    while (p->groups.window_bytes > p->groups.closed_bytes / WINDOW_SHARE) {
+        pool_group *g = p->groups.window.oldest;
+        p->groups.window_bytes -= g->closed_bytes;
+        account_move(g, offsetof(pool_group, by_state), &p->groups.main);
     }
 }
 
@@ -62,10 +62,10 @@ static void forget(pool *p, pool_group *g) {
 }
 
 static bool evict_closed_group(pool *p) {
-    settle(p);
-    pool_group *victim = p->groups.settled.newest, *g = p->groups.settled.oldest;
+    shrink_window(p);
+    pool_group *victim = p->groups.main.newest, *g = p->groups.main.oldest;
     if (!victim)
-        victim = p->groups.fresh.oldest;
+        victim = p->groups.window.oldest;
     if (!victim)
         return false;
     uint64_t lowest = worth(p, victim);
@@ -79,10 +79,10 @@ static bool evict_closed_group(pool *p) {
             break;
     }
     // The candidates queue again, so that each group meets others: all are thinned before one is forgotten.
-    for (int i = 0; i < CANDIDATES && p->groups.settled.oldest && lowest; i++) {
-        pool_group *candidate = p->groups.settled.oldest;
+    for (int i = 0; i < CANDIDATES && p->groups.main.oldest && lowest; i++) {
+        pool_group *candidate = p->groups.main.oldest;
         account_move(candidate, offsetof(pool_group, by_state), NULL);
-        account_move(candidate, offsetof(pool_group, by_state), &p->groups.settled);
+        account_move(candidate, offsetof(pool_group, by_state), &p->groups.main);
     }
     forget(p, victim);
     return true;

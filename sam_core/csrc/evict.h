@@ -17,13 +17,13 @@
 // (exhausted), until enough memory is free or can be freed by 1 and 3.
 //
 // Closed groups are evicted by the W-TinyLFU policy (Einziger et al., "TinyLFU: A Highly Efficient Cache
-// Admission Policy", 2017). A recently closed group is `fresh`; fresh groups have an eighth of the memory of
-// all closed groups. A group that leaves them is `settled`. The group that settled last competes with the
-// eight that settled first, and the one with the lowest value is evicted: its recent lives, which are counted
-// for evicted groups as well, times its accepted tokens per token held. So groups that recur in turns do not
-// all miss, as they would if the oldest were always evicted. The candidates then queue again as if they had just
-// settled: the value falls with the texts of a group, so that all groups are thinned before one of many like it is
-// forgotten, and a prompt seen once an epoch keeps some of its answers.
+// Admission Policy", 2017). A closed group enters the window, which has an eighth of the memory of all closed
+// groups. The oldest groups leave it for the main list. The newest group of that list competes with its eight
+// oldest, and the one with the lowest value is evicted. The value is the number of recent lives, which are counted
+// for evicted groups as well, times the accepted tokens per token held. So groups that recur in turns do not all
+// miss, as they would if the oldest were always evicted. The candidates then move to the end of the main list: the
+// value falls with the texts of a group, so that all groups are thinned before one of many like it is forgotten, and
+// a prompt seen once an epoch keeps some of its answers.
 
 #ifndef EVICT_H
 #define EVICT_H

@@ -29,7 +29,7 @@ bool draft_keep(const draft *d, sam_memory *memory, const output *o, rule_record
     block->candidate_count = d->candidate_count;
     kept_token *kept = (kept_token *)(block + 1);
     for (uint32_t i = 0; i < o->size; i++)
-        kept[i] = (kept_token){o->tokens[i], o->parents[i], o->cells[i]};
+        kept[i] = (kept_token){o->tokens[i], o->parents[i], o->bins[i]};
     memcpy(kept + o->size, d->candidates, candidates);
     kept_node *nodes = (kept_node *)((char *)(kept + o->size) + candidates);
     for (uint32_t i = 0; i < d->node_count; i++)
@@ -37,7 +37,7 @@ bool draft_keep(const draft *d, sam_memory *memory, const output *o, rule_record
     record->drafted = o->size - o->below_min_prob;
     record->kept = o->size;
     record->due[RULE_TOKENS] = !d->context->isolated;
-    record->due[RULE_CELLS] = true;
+    record->due[RULE_BINS] = true;
     return true;
 }
 
@@ -52,11 +52,11 @@ static void move_weights(int32_t *weights, int16_t error, const int16_t *inputs)
     }
 }
 
-static void learn_cells(model *m, const candidate *c, bool outcome) {
+static void learn_bins(model *m, const candidate *c, bool outcome) {
     int16_t error = (int16_t)((outcome ? MODEL_ONE - 1 : 0) - c->probability);
     move_weights(m->learned.weights[c->set], error, c->stretch);
-    for (uint32_t i = 0; i < c->cells; i++)
-        model_update(&m->learned.cells[c->cell[i]], outcome);
+    for (uint32_t i = 0; i < c->bins; i++)
+        model_update(&m->learned.bins[c->bin[i]], outcome);
 }
 
 static void learn_tokens(model *m, const candidate *c, bool outcome) {
@@ -84,14 +84,14 @@ static contents contents_of(const rule_record *record) {
 void rule_prefetch_lesson(const rule_model *rm, const rule_record *record, int lesson) {
     if (!record->due[lesson])
         return;
-    if (lesson == RULE_FOLLOWERS)
-        model_prefetch_followers(&rm->model, record->last);
-    if (lesson == RULE_FOLLOWERS || !record->kept)
+    if (lesson == RULE_SUCCESSORS)
+        model_prefetch_successors(&rm->model, record->last);
+    if (lesson == RULE_SUCCESSORS || !record->kept)
         return;
     contents of = contents_of(record);
     for (uint32_t i = 0; i < of.candidate_count && i < MAX_CANDIDATES; i++) {
         const candidate *c = &of.candidates[i];
-        if (lesson == RULE_CELLS)
+        if (lesson == RULE_BINS)
             sam_prefetch(rm->model.learned.weights[c->set]);
         for (uint32_t order = 0; lesson == RULE_TOKENS && order < MODEL_TOKENS; order++)
             sam_prefetch(&rm->model.learned.tokens[order][c->hash[order]]);
@@ -111,7 +111,7 @@ static void learn_drafted(model *m, rule_name rule, const rule_record *record, c
             if (outcome)
                 next = (int32_t)j;
             if (rule != RULE_BLEND)
-                model_update(&m->learned.cells[of->tokens[j].cell], outcome);
+                model_update(&m->learned.bins[of->tokens[j].bin], outcome);
         }
         if (next < 0 || (uint32_t)next == record->drafted)
             break;
@@ -126,20 +126,20 @@ void rule_learn(rule_model *rm, rule_name rule, rule_record *record, int lesson,
     if (!record->due[lesson])
         return;
     record->due[lesson] = false;
-    for (uint32_t i = 0; lesson == RULE_FOLLOWERS && i < count; i++)
-        model_learn_follower(m, record->last, tokens[i]);
-    if (lesson == RULE_FOLLOWERS || !record->kept)
+    for (uint32_t i = 0; lesson == RULE_SUCCESSORS && i < count; i++)
+        model_learn_successor(m, record->last, tokens[i]);
+    if (lesson == RULE_SUCCESSORS || !record->kept)
         return;
     contents of = contents_of(record);
-    if (lesson == RULE_CELLS)
+    if (lesson == RULE_BINS)
         learn_drafted(m, rule, record, &of, tokens, count, accepted);
     uint32_t at = 0;
     for (uint32_t i = 0; i < count && of.node_count; i++) {
         const kept_node *n = &of.nodes[at];
         for (uint32_t j = 0; j < n->count; j++) {
             const candidate *c = &of.candidates[n->first + j];
-            if (lesson == RULE_CELLS)
-                learn_cells(m, c, c->token == tokens[i]);
+            if (lesson == RULE_BINS)
+                learn_bins(m, c, c->token == tokens[i]);
             else
                 learn_tokens(m, c, c->token == tokens[i]);
         }

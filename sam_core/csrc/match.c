@@ -4,18 +4,18 @@
 
 uint32_t match_index(const sam_index *index, uint32_t source, sam_state state, uint32_t length,
                      uint32_t max_matches, match *matches) {
-    uint32_t count = 0, marks = 0;
+    uint32_t count = 0, followed = 0;
     while (state != SAM_ROOT && length) {
         sam_following f;
         sam_follow(index, state, &f);
-        if (f.marks != marks) {
-            marks = f.marks;
+        if (f.followed != followed) {
+            followed = f.followed;
             match *m = &matches[count];
             m->source = source;
             m->rank = count++;
             m->length = length;
-            m->cells = model_match_cells(source, m->rank, length);
-            m->marks = f.marks;
+            m->bins = model_match_bins(source, m->rank, length);
+            m->followed = f.followed;
             m->best = f.best;
             m->best_count = f.best_count;
             m->newest = f.newest;
@@ -38,8 +38,8 @@ uint32_t match_corpus(const corpus *c, const node *n, uint32_t max_matches, matc
         *m = (match){.source = RULE_CORPUS,
                      .rank = count,
                      .length = n->corpus[i].length,
-                     .cells = model_match_cells(RULE_CORPUS, count, n->corpus[i].length),
-                     .marks = n->corpus[i].high - n->corpus[i].low,
+                     .bins = model_match_bins(RULE_CORPUS, count, n->corpus[i].length),
+                     .followed = n->corpus[i].high - n->corpus[i].low,
                      .newest = SAM_NO_TOKEN};
         m->listed = corpus_next(c, &n->corpus[i], MORE, m->tokens, m->counts);
         if (!m->listed)
@@ -52,13 +52,13 @@ uint32_t match_corpus(const corpus *c, const node *n, uint32_t max_matches, matc
 }
 
 void match_list(const rule_context *context, match *m) {
-    if (m->source == RULE_CORPUS || m->best_count == m->marks)
+    if (m->source == RULE_CORPUS || m->best_count == m->followed)
         return;
     m->listed = sam_candidates(context->index[m->source], m->state, MORE, m->tokens, m->counts);
     uint64_t sum = 0;
     for (uint32_t i = 0; i < m->listed; i++)
         sum += m->counts[i];
-    m->all_listed = sum == m->marks;
+    m->all_listed = sum == m->followed;
 }
 
 uint32_t match_count(const rule_context *context, const match *m, int32_t token) {
@@ -67,7 +67,7 @@ uint32_t match_count(const rule_context *context, const match *m, int32_t token)
         return count;
     const sam_index *index = context->index[m->source];
     sam_state end = sam_edge_end(index, m->state, token);
-    return end == SAM_NONE ? 0 : sam_arrivals(index, end);
+    return end == SAM_NONE ? 0 : sam_occurrences(index, end);
 }
 
 sam_state match_continued(const sam_index *index, sam_state state, int32_t token, uint32_t *length) {

@@ -9,8 +9,8 @@
 
 // A suffix of the text that occurs in a source.
 typedef struct {
-    uint32_t source, rank, length, marks, best_count;
-    uint32_t cells; // the first of its cells
+    uint32_t source, rank, length, followed, best_count;
+    uint32_t bins; // the first of its bins
     int32_t best, newest;
     sam_state state;
     uint32_t listed; // tokens that followed it and are looked up
@@ -30,9 +30,9 @@ uint32_t match_corpus(const corpus *c, const node *n, uint32_t max_matches, matc
 // Looks up the tokens that followed a match.
 void match_list(const rule_context *context, match *m);
 
-// The cell of a candidate for `token`, which followed the match `count` times.
-static inline uint32_t match_cell(const match *m, int32_t token, uint32_t count) {
-    return model_counted_cell(m->cells, count, m->marks, token == m->newest);
+// The bin of a candidate for `token`, which followed the match `count` times.
+static inline uint32_t match_bin(const match *m, int32_t token, uint32_t count) {
+    return model_counted_bin(m->bins, count, m->followed, token == m->newest);
 }
 
 // The number of times that `token` followed a match.
@@ -62,9 +62,9 @@ static inline bool match_knows(const match *m, int32_t token, uint32_t *count) {
             *count = m->counts[i];
             return true;
         }
-    if (m->all_listed || m->best_count == m->marks || m->source == RULE_CORPUS)
+    if (m->all_listed || m->best_count == m->followed || m->source == RULE_CORPUS)
         return true;
-    if (m->best_count + 1 == m->marks && m->newest != m->best) {
+    if (m->best_count + 1 == m->followed && m->newest != m->best) {
         *count = token == m->newest; // the only other one
         return true;
     }

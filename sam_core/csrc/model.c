@@ -6,16 +6,16 @@
 
 #include <string.h>
 
-uint32_t model_share_cell(uint32_t count, uint32_t total) {
+uint32_t model_share_bin(uint32_t count, uint32_t total) {
     uint32_t halves = 0; // 1/share is at least 2^halves
     while (halves < MODEL_SHARES / 2 - 1 && total >> (halves + 1) >= count)
         halves++;
     bool more = total >> halves > count + count / 2;
-    return MODEL_CELLS + 2 * halves + more;
+    return MODEL_BINS + 2 * halves + more;
 }
 
 // The entry of table `order` for the last tokens; *key: the part of their hash that an entry stores.
-static uint32_t follower_entry(uint32_t order, const int32_t *last, uint32_t *key) {
+static uint32_t successor_entry(uint32_t order, const int32_t *last, uint32_t *key) {
     static const uint8_t sizes[MODEL_ORDERS] = {1, 2, 3, MODEL_LAST};
     uint32_t hash = (uint32_t)last[0] * 0x9E3779B1u;
     for (uint32_t i = 1; i < sizes[order]; i++)
@@ -25,23 +25,24 @@ static uint32_t follower_entry(uint32_t order, const int32_t *last, uint32_t *ke
     return hash >> 18;
 }
 
-void model_prefetch_followers(const model *m, const int32_t last[MODEL_LAST]) {
+void model_prefetch_successors(const model *m, const int32_t last[MODEL_LAST]) {
     uint32_t key;
     for (uint32_t order = 0; order < MODEL_ORDERS; order++)
-        sam_prefetch(&m->learned.followers[order][follower_entry(order, last, &key)]);
+        sam_prefetch(&m->learned.successors[order][successor_entry(order, last, &key)]);
 }
 
-int32_t model_follow(const model *m, uint32_t order, const int32_t last[MODEL_LAST], uint32_t *times) {
+int32_t model_find_successor(const model *m, uint32_t order, const int32_t last[MODEL_LAST],
+                             uint32_t *times) {
     uint32_t key;
-    const model_follower *f = &m->learned.followers[order][follower_entry(order, last, &key)];
+    const model_successor *f = &m->learned.successors[order][successor_entry(order, last, &key)];
     *times = f->seen & 255;
     return *times && (f->seen ^ key) >> 16 == 0 ? f->token : -1;
 }
 
-void model_learn_follower(model *m, int32_t last[MODEL_LAST], int32_t token) {
+void model_learn_successor(model *m, int32_t last[MODEL_LAST], int32_t token) {
     for (uint32_t order = 0; order < MODEL_ORDERS; order++) {
         uint32_t key;
-        model_follower *f = &m->learned.followers[order][follower_entry(order, last, &key)];
+        model_successor *f = &m->learned.successors[order][successor_entry(order, last, &key)];
         uint32_t seen = f->seen & 255, contested = f->seen >> 8 & 255;
         if ((f->seen ^ key) >> 16) { // the entry is of other tokens, which keep it while it is useful
             if (seen > 1 && contested < MODEL_PATIENCE) {
@@ -89,7 +90,7 @@ static uint32_t copied_prior(uint32_t length_class, uint32_t depth) {
 static void weights_prior(int32_t *weights, uint32_t set) {
     enum { CORPUS = 1, GROUP = 2 };
     static const uint8_t percent[4][MODEL_INPUTS] = {
-        //        request group   corpus  share tokens      follower, constant
+        //        request group   corpus  share tokens      successor, constant
         [0] = {75, 38, 0, 0, 0, 0, 70, 25, 25, 15, 20, 40},
         [CORPUS] = {45, 35, 0, 0, 45, 35, 95, 10, 10, 5, 20, 25},
         [GROUP] = {20, 20, 72, 33, 0, 0, 80, 18, 17, 10, 20, 38},
@@ -105,25 +106,25 @@ static void weights_prior(int32_t *weights, uint32_t set) {
 }
 
 void model_init(model *m, bool copied) {
-    uint32_t cell = 0;
+    uint32_t bin = 0;
     for (uint32_t match = 0; match < MODEL_SOURCES * MODEL_RANKS; match++)
         for (uint32_t length = 0; length < MODEL_LENGTHS; length++)
             for (uint32_t count = 0; count < MODEL_COUNTS; count++)
                 for (uint32_t rest = 0; rest < MODEL_COUNTS; rest++)
                     for (uint32_t newest = 0; newest < 2; newest++)
-                        m->learned.cells[cell++] =
+                        m->learned.bins[bin++] =
                             copied ? copied_prior(length, count) : counted_prior(length, count, rest, newest);
     for (uint32_t share = 0; share < MODEL_SHARES; share++) // about the share, 2^(-share/2)
-        m->learned.cells[cell++] = prior((share % 2 ? 700000u : 1000000u) >> (share / 2 + (share < 2)), 8);
+        m->learned.bins[bin++] = prior((share % 2 ? 700000u : 1000000u) >> (share / 2 + (share < 2)), 8);
     for (uint32_t order = 0; order < MODEL_ORDERS; order++)
         for (uint32_t times = 0; times <= MODEL_MAX_TIMES; times++) {
-            m->learned.cells[cell++] = prior(50000, 0);
-            m->learned.cells[cell++] = prior(100000 + 50000 * times, 0);
+            m->learned.bins[bin++] = prior(50000, 0);
+            m->learned.bins[bin++] = prior(100000 + 50000 * times, 0);
         }
     for (uint32_t order = 0; order < MODEL_TOKENS; order++)
         for (uint32_t i = 0; i < MODEL_HASHES; i++)
             m->learned.tokens[order][i] = prior(300000, 0);
-    memset(m->learned.followers, 0, sizeof m->learned.followers);
+    memset(m->learned.successors, 0, sizeof m->learned.successors);
     for (uint32_t set = 0; set < MODEL_SETS; set++)
         weights_prior(m->learned.weights[set], set);
     for (uint32_t seen = 0; seen <= MODEL_LIMIT; seen++)
@@ -137,8 +138,8 @@ void model_init(model *m, bool copied) {
 }
 
 bool model_valid(const model *m) {
-    for (uint32_t i = 0; i < MODEL_ALL_CELLS; i++)
-        if ((m->learned.cells[i] & 1023) > MODEL_LIMIT)
+    for (uint32_t i = 0; i < MODEL_ALL_BINS; i++)
+        if ((m->learned.bins[i] & 1023) > MODEL_LIMIT)
             return false;
     for (uint32_t order = 0; order < MODEL_TOKENS; order++)
         for (uint32_t i = 0; i < MODEL_HASHES; i++)
@@ -150,8 +151,8 @@ bool model_valid(const model *m) {
                 m->learned.weights[set][input] < -MODEL_MAX_WEIGHT)
                 return false;
     for (uint32_t order = 0; order < MODEL_ORDERS; order++)
-        for (uint32_t i = 0; i < MODEL_FOLLOWERS; i++) {
-            const model_follower *f = &m->learned.followers[order][i];
+        for (uint32_t i = 0; i < MODEL_SUCCESSORS; i++) {
+            const model_successor *f = &m->learned.successors[order][i];
             if (f->token < 0 || (f->seen & 255) > MODEL_MAX_TIMES || (f->seen >> 8 & 255) > MODEL_PATIENCE)
                 return false;
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a pool has learned from its drafts: adaptive probabilities, the weights that mix them, and followers.
+// What a pool has learned from its drafts: adaptive probabilities, the weights that mix them, and successors.
 // See rules.h.
 //
 // A probability is an adaptive mean in 32 bits: the upper 22 are the mean, the lower 10 the number of its
@@ -21,15 +21,15 @@ enum {
     MODEL_RANKS = 2,    // matches of one source that are used
     MODEL_LENGTHS = 12, // classes of match lengths
     MODEL_COUNTS = 8,   // classes of counts
-    MODEL_CELLS = MODEL_SOURCES * MODEL_RANKS * MODEL_LENGTHS * MODEL_COUNTS * MODEL_COUNTS * 2,
+    MODEL_BINS = MODEL_SOURCES * MODEL_RANKS * MODEL_LENGTHS * MODEL_COUNTS * MODEL_COUNTS * 2,
     MODEL_SHARES = 16, // classes of the share of a token among all
-    MODEL_ORDERS = 4,  // tables of followers, keyed by the last 1, 2, 3 or 5 tokens
+    MODEL_ORDERS = 4,  // tables of successors, keyed by the last 1, 2, 3 or 5 tokens
     MODEL_LAST = 5,    // the most of these
-    MODEL_FOLLOWERS = 1 << 14,
-    MODEL_MAX_TIMES = 15, // times that a follower came, as far as they are counted
-    MODEL_PATIENCE = 4,   // times that other tokens contest the entry of a follower that came twice, in vain
-    MODEL_FOLLOWER_CELLS = MODEL_CELLS + MODEL_SHARES,
-    MODEL_ALL_CELLS = MODEL_FOLLOWER_CELLS + MODEL_ORDERS * (MODEL_MAX_TIMES + 1) * 2,
+    MODEL_SUCCESSORS = 1 << 14,
+    MODEL_MAX_TIMES = 15, // times that a successor came, as far as they are counted
+    MODEL_PATIENCE = 4,   // how often other contexts ask in vain for the entry of a successor that came twice
+    MODEL_SUCCESSOR_BINS = MODEL_BINS + MODEL_SHARES,
+    MODEL_ALL_BINS = MODEL_SUCCESSOR_BINS + MODEL_ORDERS * (MODEL_MAX_TIMES + 1) * 2,
     MODEL_TOKENS = 3, // tables keyed by a candidate and 0, 1 or 2 tokens before it
     MODEL_HASHES = 1 << 13,
     MODEL_CLASSES = 7, // coarser classes of match lengths
@@ -37,35 +37,36 @@ enum {
         4, // of candidates: named by matches at depth 0, 1 .. 2 or more of a draft, or only frequent
     MODEL_FREQUENT = 3,
     MODEL_SETS = MODEL_CLASSES * MODEL_CLASSES * 4 * MODEL_KINDS,
-    // inputs of the mix: a cell of each match, the share, the token tables, the follower, a constant
+    // inputs of the mix: a bin of each match, the share, the token tables, the successor, a constant
     MODEL_SHARE_INPUT = MODEL_SOURCES * MODEL_RANKS,
     MODEL_TOKEN_INPUT = MODEL_SHARE_INPUT + 1,
-    MODEL_FOLLOWER_INPUT = MODEL_TOKEN_INPUT + MODEL_TOKENS,
-    MODEL_CONSTANT = MODEL_FOLLOWER_INPUT + 1,
+    MODEL_SUCCESSOR_INPUT = MODEL_TOKEN_INPUT + MODEL_TOKENS,
+    MODEL_CONSTANT = MODEL_SUCCESSOR_INPUT + 1,
     MODEL_INPUTS = MODEL_CONSTANT + 1,
     MODEL_LIMIT = 255,
     MODEL_MAX_WEIGHT = 1 << 20, // either way
     MODEL_ONE = 1 << 12,        // probability 1
 };
 
-// What followed some tokens.
+// The token that followed a context: the last 1, 2, 3 or 5 tokens of a text.
 typedef struct {
     int32_t token;
-    uint32_t
-        seen; // in the upper 16 bits a hash of these tokens; then, 8 each, how often other tokens contested
-              // the entry, and how often the follower came, up to MODEL_MAX_TIMES; 0: none yet
-} model_follower;
+    // 16 bits: a hash of the context; 8 bits: how often other contexts asked for the entry; 8 bits: how often the
+    // successor came, up to MODEL_MAX_TIMES. 0: the entry is empty.
+    uint32_t seen;
+} model_successor;
 
 typedef struct {
-    uint32_t cells[MODEL_ALL_CELLS];
+    uint32_t bins[MODEL_ALL_BINS];
     uint32_t tokens[MODEL_TOKENS][MODEL_HASHES];
     int32_t weights[MODEL_SETS][MODEL_INPUTS];
-    model_follower followers[MODEL_ORDERS][MODEL_FOLLOWERS];
+    model_successor successors[MODEL_ORDERS][MODEL_SUCCESSORS];
 } model_learned;
 
 typedef struct {
     model_learned learned;
-    int16_t stretch[MODEL_ONE];      // derived, as is
+    // Derived from constants:
+    int16_t stretch[MODEL_ONE];      // ln(p / (1 - p)) of each probability
     uint16_t trust[MODEL_LIMIT + 1]; // seen / (seen + 1), of 256
 } model;
 
@@ -106,27 +107,27 @@ static inline uint32_t model_count_class(uint32_t count) {
     return classes[count < 31 ? count : 31];
 }
 
-// Number of the first cell of a match of `length` tokens.
-static inline uint32_t model_match_cells(uint32_t source, uint32_t rank, uint32_t length) {
+// Number of the first bin of a match of `length` tokens.
+static inline uint32_t model_match_bins(uint32_t source, uint32_t rank, uint32_t length) {
     uint32_t match = (source * MODEL_RANKS + rank) * MODEL_LENGTHS + model_length_class(length);
     return match * MODEL_COUNTS * MODEL_COUNTS * 2;
 }
 
-// Number of the cell of a candidate that followed `count` of `marks` occurrences of a match. `first` is the first cell of
-// the match; newest: the candidate followed the latest occurrence.
-static inline uint32_t model_counted_cell(uint32_t first, uint32_t count, uint32_t marks, bool newest) {
-    uint32_t rest = marks > count ? marks - count : 0;
+// Number of the bin of a candidate that came after `count` of the `followed` occurrences of a match, whose first bin is
+// `first`. newest: it came after the latest of them.
+static inline uint32_t model_counted_bin(uint32_t first, uint32_t count, uint32_t followed, bool newest) {
+    uint32_t rest = followed > count ? followed - count : 0;
     return first + (model_count_class(count) * MODEL_COUNTS + model_count_class(rest)) * 2 + newest;
 }
 
-// Number of the cell of the token that comes `depth` tokens after the first one in a copy of what followed a match.
-static inline uint32_t model_copied_cell(uint32_t source, uint32_t length, uint32_t depth) {
+// Number of the bin of the token that comes `depth` tokens after the first one in a copy of what followed a match.
+static inline uint32_t model_copied_bin(uint32_t source, uint32_t length, uint32_t depth) {
     uint32_t class = depth < MODEL_COUNTS ? depth : MODEL_COUNTS - 1; // in place of a count's class
-    return model_match_cells(source, 0, length) + class * MODEL_COUNTS * 2;
+    return model_match_bins(source, 0, length) + class * MODEL_COUNTS * 2;
 }
 
-// Number of the cell for the share count / total of a token.
-uint32_t model_share_cell(uint32_t count, uint32_t total);
+// Number of the bin for the share count / total of a token.
+uint32_t model_share_bin(uint32_t count, uint32_t total);
 
 // Entry of token table `order` (tokens before the candidate) for a candidate.
 static inline uint32_t model_hash(uint32_t order, int32_t candidate, int32_t last, int32_t before) {
@@ -138,32 +139,33 @@ static inline uint32_t model_hash(uint32_t order, int32_t candidate, int32_t las
     return hash >> 19;
 }
 
-// A follower of the last tokens, last[0] the latest, in table `order`: its token, and how often it came in
-// *times. -1 if none is known.
-int32_t model_follow(const model *m, uint32_t order, const int32_t last[MODEL_LAST], uint32_t *times);
+// The successor of the last tokens (last[0] is the latest) in table `order`, and how often it came in *times. -1: none
+// is known.
+int32_t model_find_successor(const model *m, uint32_t order, const int32_t last[MODEL_LAST], uint32_t *times);
 
-// Prefetches what model_follow reads for all tables.
-void model_prefetch_followers(const model *m, const int32_t last[MODEL_LAST]);
+// Prefetches what model_find_successor reads for all tables.
+void model_prefetch_successors(const model *m, const int32_t last[MODEL_LAST]);
 
 // Learns that `token` came after last[0 .. MODEL_LAST - 1], and puts it in front of them.
-void model_learn_follower(model *m, int32_t last[MODEL_LAST], int32_t token);
+void model_learn_successor(model *m, int32_t last[MODEL_LAST], int32_t token);
 
-// Number of the cell for a candidate where a follower came so many times; is: the candidate is that follower.
-static inline uint32_t model_follower_cell(uint32_t order, uint32_t times, bool is) {
-    return MODEL_FOLLOWER_CELLS + (order * (MODEL_MAX_TIMES + 1) + times) * 2 + is;
+// Number of the bin of a candidate where the successor in table `order` came so many times. is_successor: the candidate
+// is that successor.
+static inline uint32_t model_successor_bin(uint32_t order, uint32_t times, bool is_successor) {
+    return MODEL_SUCCESSOR_BINS + (order * (MODEL_MAX_TIMES + 1) + times) * 2 + is_successor;
 }
 
-// Probability of 12 bits that a cell holds, 1 .. MODEL_ONE - 1.
-static inline uint32_t model_probability(uint32_t cell) {
-    uint32_t p = cell >> 20;
+// Probability of 12 bits that a bin holds, 1 .. MODEL_ONE - 1.
+static inline uint32_t model_probability(uint32_t bin) {
+    uint32_t p = bin >> 20;
     return p ? p : 1;
 }
 
-static inline void model_update(uint32_t *cell, bool outcome) {
-    uint32_t seen = *cell & 1023;
-    int32_t mean = (int32_t)(*cell >> 10), target = outcome ? (1 << 22) - 1 : 0;
+static inline void model_update(uint32_t *bin, bool outcome) {
+    uint32_t seen = *bin & 1023;
+    int32_t mean = (int32_t)(*bin >> 10), target = outcome ? (1 << 22) - 1 : 0;
     mean += (target - mean) * 2 / (int32_t)(2 * seen + 3);
-    *cell = (uint32_t)mean << 10 | (seen < MODEL_LIMIT ? seen + 1 : seen);
+    *bin = (uint32_t)mean << 10 | (seen < MODEL_LIMIT ? seen + 1 : seen);
 }
 
 #endif

@@ -113,9 +113,9 @@ bool persist_collect(pool *p, persist_snapshot *s) {
     bool done = s->learned != NULL;
     if (done)
         memcpy(s->learned, from, learned);
-    for (const pool_group *g = p->groups.settled.oldest; done && g; g = g->by_state.newer)
+    for (const pool_group *g = p->groups.main.oldest; done && g; g = g->by_state.newer)
         done = collect_group(s, g);
-    for (const pool_group *g = p->groups.fresh.oldest; done && g; g = g->by_state.newer)
+    for (const pool_group *g = p->groups.window.oldest; done && g; g = g->by_state.newer)
         done = collect_group(s, g);
     bool has_history = p->options.sources >> RULE_HISTORY & 1;
     for (size_t i = 0; done && has_history && i < p->groups.bucket_count; i++)

@@ -54,10 +54,10 @@ void pool_free(pool *p) {
     for (uint32_t i = 0; i < p->slots.count; i++)
         if (p->slots.items[i].open)
             pool_close(p, i, false, NULL);
-    while (p->groups.fresh.oldest)
-        group_remove(p, p->groups.fresh.oldest);
-    while (p->groups.settled.oldest)
-        group_remove(p, p->groups.settled.oldest);
+    while (p->groups.window.oldest)
+        group_remove(p, p->groups.window.oldest);
+    while (p->groups.main.oldest)
+        group_remove(p, p->groups.main.oldest);
     for (int i = 0; i < POOL_DISCARDED; i++)
         sam_index_free(&p->freeing.discarded[i]);
     sam_resize(&p->memory, p->model, pool_min_bytes(), 0);

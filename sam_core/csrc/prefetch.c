@@ -33,8 +33,8 @@ void prefetch_learn(const pool *p, const pool_row *row, unsigned stage, int firs
         sam_prefetch(slot);
         prefetch_bytes(record, sizeof(rule_record));
     } else if (stage == 1) {
-        bool only_followers = end == RULE_FOLLOWERS + 1; // which need nothing of the block
-        prefetch_bytes(record->block, record->kept && !only_followers ? KEPT_LINES * CACHE_LINE : 0);
+        bool only_successors = end == RULE_SUCCESSORS + 1; // which need nothing of the block
+        prefetch_bytes(record->block, record->kept && !only_successors ? KEPT_LINES * CACHE_LINE : 0);
     } else {
         for (int lesson = first; lesson < end; lesson++)
             rule_prefetch_lesson(p->model, record, lesson);

@@ -28,7 +28,7 @@ void row_learn(pool *p, pool_slot *slot, const int32_t *tokens, size_t count, in
             continue;
         uint64_t accepted[RULE_SOURCES] = {0};
         rule_learn(p->model, p->options.rule, &slot->record, lesson, tokens, size, accepted);
-        if (lesson != RULE_CELLS)
+        if (lesson != RULE_BINS)
             continue;
         for (int i = 0; i < RULE_SOURCES; i++)
             p->stats.accepted[i] += accepted[i];

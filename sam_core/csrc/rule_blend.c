@@ -4,7 +4,7 @@
 
 #include "walk.h"
 
-enum { SHORT_MATCH = 4 }; // followers are used only if no match has more tokens
+enum { SHORT_MATCH = 4 }; // successors are used only if no match has more tokens
 
 // The set of weights for a node's matches and a kind of candidates.
 static uint32_t weight_set(const node *n, uint32_t kind) {
@@ -46,29 +46,29 @@ static bool is_named(const draft *d, const node *n, int32_t token) {
     return false;
 }
 
-bool blend_uses_followers(const node *n) {
+bool blend_uses_successors(const node *n) {
     for (uint32_t s = 0; s < RULE_INDEXES; s++)
         if (n->length[s] > SHORT_MATCH)
             return false;
     return true;
 }
 
-// Finds the follower of the most last tokens, or SAM_NO_TOKEN if there is none. If followers are not a source, it must
-// occur in a source of the request: in the index `shared`, or as a match's candidate.
-static void find_follower(const draft *d, const node *n, const sam_index *shared, vote *v) {
-    v->follower = SAM_NO_TOKEN;
-    if (d->context->isolated || !blend_uses_followers(n))
+// Finds the successor of the longest context, or SAM_NO_TOKEN if there is none. If successors are not a source, it
+// must occur in a source of the request: in the index `shared`, or as a match's candidate.
+static void find_successor(const draft *d, const node *n, const sam_index *shared, vote *v) {
+    v->successor = SAM_NO_TOKEN;
+    if (d->context->isolated || !blend_uses_successors(n))
         return;
     for (uint32_t order = MODEL_ORDERS; order--;) {
         uint32_t times;
-        int32_t token = model_follow(&d->model->model, order, n->last, &times);
+        int32_t token = model_find_successor(&d->model->model, order, n->last, &times);
         if (token == SAM_NO_TOKEN)
             continue;
         if (d->context->common || is_named(d, n, token) ||
             (shared && sam_child(shared, SAM_ROOT, token) != SAM_NONE)) {
-            v->follower = token;
-            v->follower_order = order;
-            v->follower_times = times;
+            v->successor = token;
+            v->successor_order = order;
+            v->successor_times = times;
             return;
         }
     }
@@ -150,8 +150,8 @@ void blend_name_candidates(draft *d, node *n, vote *v) {
     const uint32_t source = share_source(d->context);
     find_matches(d, n, v);
     name_by_matches(d, n, v, max_candidates);
-    find_follower(d, n, d->context->index[source], v);
-    add_candidate(d, n, max_candidates, n->kept.count, v->follower,
+    find_successor(d, n, d->context->index[source], v);
+    add_candidate(d, n, max_candidates, n->kept.count, v->successor,
                   d->context->common ? RULE_COMMON : source);
     v->named = n->kept.count;
     add_frequent(d, n, v, max_candidates);
@@ -178,25 +178,25 @@ void blend_weigh_candidates(draft *d, const node *n, vote *v) {
     const model *m = &d->model->model;
     for (const lookup *q = v->lookups; q < v->lookups + v->lookup_count; q++)
         if (q->end != SAM_NONE)
-            v->counts[q->candidate][q->match] = sam_arrivals(INDEX(&v->matches[q->match]), q->end);
+            v->counts[q->candidate][q->match] = sam_occurrences(INDEX(&v->matches[q->match]), q->end);
     const sam_index *shared = context->index[share_source(context)];
     uint32_t set = weight_set(n, n->depth == 0 ? 0 : n->depth < 3 ? 1 : 2);
     uint32_t frequent_set = weight_set(n, MODEL_FREQUENT);
-    uint32_t least_share = shared ? model_share_cell(0, shared->appended) : 0;
+    uint32_t least_share = shared ? model_share_bin(0, shared->appended) : 0;
     candidate *first = &d->candidates[n->kept.first];
     for (uint32_t j = 0; j < n->kept.count; j++) {
         candidate *c = &first[j];
         c->set = (uint16_t)(j < v->named ? set : frequent_set);
         for (uint32_t i = 0; i < v->match_count && j < v->named; i++) {
             const match *a = &v->matches[i];
-            add_input(m, c, match_cell(a, c->token, v->counts[j][i]), a->source * MODEL_RANKS + a->rank);
+            add_input(m, c, match_bin(a, c->token, v->counts[j][i]), a->source * MODEL_RANKS + a->rank);
         }
-        if (v->follower != SAM_NO_TOKEN && j < v->named)
+        if (v->successor != SAM_NO_TOKEN && j < v->named)
             add_input(m, c,
-                      model_follower_cell(v->follower_order, v->follower_times, c->token == v->follower),
-                      MODEL_FOLLOWER_INPUT);
+                      model_successor_bin(v->successor_order, v->successor_times, c->token == v->successor),
+                      MODEL_SUCCESSOR_INPUT);
         if (shared && (d->tree || !v->match_count))
-            add_input(m, c, c->share ? model_share_cell(c->share, shared->appended) : least_share,
+            add_input(m, c, c->share ? model_share_bin(c->share, shared->appended) : least_share,
                       MODEL_SHARE_INPUT);
         mix(d, c);
     }

@@ -41,7 +41,7 @@ static bool find_copy(const draft *d, uint32_t source, uint32_t length, copy *fo
         if (at > length)
             continue;
         sam_follow(index, state, &f);
-        if (!f.marks)
+        if (!f.followed)
             continue;
         *found = (copy){.source = source, .length = at};
         found->tokens = sam_place_token(index, f.place, &found->left);
@@ -78,20 +78,20 @@ static uint32_t find_copies(const draft *d, copy *copies) {
 void draft_copies(const draft *d, output *o) {
     copy copies[COPIES];
     uint32_t count = find_copies(d, copies);
-    const uint32_t *cells = d->model->model.learned.cells;
+    const uint32_t *bins = d->model->model.learned.bins;
     while (o->size < o->k) {
         copy *best = NULL;
-        uint32_t best_path = 0, best_cell = 0;
+        uint32_t best_path = 0, best_bin = 0;
         for (uint32_t i = 0; i < count; i++) {
             copy *c = &copies[i];
             if (c->depth == c->left)
                 continue;
-            uint32_t cell = model_copied_cell(c->source, c->length, c->depth);
-            uint32_t path = times(c->path, model_probability(cells[cell]));
+            uint32_t bin = model_copied_bin(c->source, c->length, c->depth);
+            uint32_t path = times(c->path, model_probability(bins[bin]));
             if (path > best_path) {
                 best = c;
                 best_path = path;
-                best_cell = cell;
+                best_bin = bin;
             }
         }
         if (!best)
@@ -102,7 +102,7 @@ void draft_copies(const draft *d, output *o) {
                 known = (int32_t)i;
         if (known < 0) {
             known = (int32_t)o->size;
-            emit(o, token, best->node, best_path, best->past ? RULE_HISTORY : best->source, best_cell,
+            emit(o, token, best->node, best_path, best->past ? RULE_HISTORY : best->source, best_bin,
                  best->length + best->depth - 1);
         }
         if (o->below_min_prob)

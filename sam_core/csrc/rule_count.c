@@ -36,8 +36,8 @@ void count_candidates(draft *d, node *n) {
     candidate *first = &d->candidates[n->kept.first];
     for (uint32_t j = 0; j < n->kept.count; j++) {
         candidate *c = &first[j];
-        add_input(&d->model->model, c, match_cell(m, c->token, match_count(context, m, c->token)),
+        add_input(&d->model->model, c, match_bin(m, c->token, match_count(context, m, c->token)),
                   m->source * MODEL_RANKS);
-        c->probability = (uint16_t)model_probability(d->model->model.learned.cells[c->cell[0]]);
+        c->probability = (uint16_t)model_probability(d->model->model.learned.bins[c->bin[0]]);
     }
 }

@@ -21,7 +21,7 @@ static uint32_t children(const draft *d, const string *s, int32_t *tokens, uint3
     }
     sam_following f;
     sam_follow(d->context->index[s->source], s->state, &f);
-    *all = f.marks;
+    *all = f.followed;
     return sam_candidates(d->context->index[s->source], s->state, MORE, tokens, counts);
 }
 
@@ -48,7 +48,7 @@ typedef struct {
     uint64_t score; // sum of the shares of drafted tokens
     uint32_t size;
     int32_t tokens[RULE_MAX_DRAFT], parents[RULE_MAX_DRAFT];
-    uint16_t cells[RULE_MAX_DRAFT];
+    uint16_t bins[RULE_MAX_DRAFT];
     uint32_t lengths[RULE_MAX_DRAFT];
 } suffix_draft;
 
@@ -83,8 +83,8 @@ static void expand(const draft *d, const string *from, uint32_t max_size, suffix
         made->score += best->share;
         made->tokens[made->size] = best->token;
         made->parents[made->size] = best->parent;
-        made->cells[made->size] = (uint16_t)model_counted_cell(
-            model_match_cells(from->source, 0, best->string.length), best->count, best->all, false);
+        made->bins[made->size] = (uint16_t)model_counted_bin(
+            model_match_bins(from->source, 0, best->string.length), best->count, best->all, false);
         made->lengths[made->size] =
             from->source == RULE_CORPUS ? best->string.at.length : best->string.length;
         made->size++;
@@ -126,14 +126,14 @@ void draft_suffix(const draft *d, output *o) {
             }
         }
     }
-    const uint32_t *cells = d->model->model.learned.cells;
+    const uint32_t *bins = d->model->model.learned.bins;
     if (best_source == RULE_GROUP && context->past && best.size &&
         match_followed_in_past(context, best_state, best.tokens[0]))
         best_source = RULE_HISTORY;
     for (uint32_t i = 0; i < best.size; i++) {
         uint32_t before = best.parents[i] < 0 ? PATH_ONE : o->paths[best.parents[i]];
-        uint32_t path = times(before, model_probability(cells[best.cells[i]]));
-        emit(o, best.tokens[i], best.parents[i], path, best_source, best.cells[i], best.lengths[i]);
+        uint32_t path = times(before, model_probability(bins[best.bins[i]]));
+        emit(o, best.tokens[i], best.parents[i], path, best_source, best.bins[i], best.lengths[i]);
         if (o->below_min_prob)
             break;
     }

@@ -37,8 +37,8 @@ static bool finish(draft *d, output *o, sam_memory *memory, rule_task *t) {
     rule_record *record = t->record;
     t->size = 0;
     record->drafted = record->kept = 0;
-    record->due[RULE_CELLS] = d->rule == RULE_BLEND;
-    record->due[RULE_FOLLOWERS] = d->rule == RULE_BLEND && !d->context->isolated;
+    record->due[RULE_BINS] = d->rule == RULE_BLEND;
+    record->due[RULE_SUCCESSORS] = d->rule == RULE_BLEND && !d->context->isolated;
     record->due[RULE_TOKENS] = false;
     memcpy(record->last, d->context->last, sizeof record->last);
     if (d->rule == RULE_COUNT)

@@ -11,24 +11,24 @@
 //
 // Each drafts a chain or a tree, with the probability that the path to each token is accepted.
 //
-// Probabilities. A candidate token c that followed a match of length l in n of its N marked occurrences, and
-// was or was not the latest to do so, falls into the cell (source, rank of the match within the source,
-// length, n, N - n, newest) of a table. The cell holds the share of such candidates that were confirmed: an
+// Probabilities. A candidate token c that came after n of the N followed occurrences of a match of length l,
+// the latest of them or not, falls into the bin (source, rank of the match within the source,
+// length, n, N - n, newest) of a table. The bin holds the share of such candidates that were confirmed: an
 // adaptive mean, updated by each outcome. An outcome needs no verification: the tokens that are appended next
 // confirm or refute the drafted candidates and those that were only considered. `oldest`, `newest`, `count`
 // and `suffix` take the probability of their drafts from the table. They also learn from the first token that
-// is too improbable to be drafted, so that an underrated cell recovers.
+// is too improbable to be drafted, so that an underrated bin recovers.
 //
 // Blend. For each token to be drafted, up to MODEL_RANKS matches of each source (the longest, then the next
 // shorter ones with more occurrences) name candidates: their best, their newest, for trees a few more, and
-// the most frequent tokens overall if there is room. If no match is long, the follower is one more candidate:
+// the most frequent tokens overall if there is room. If no match is long, the successor is one more candidate:
 // the token that came after the last 5, 3, 2 or 1 tokens in any text of the pool, according to small tables.
 // Where it may be one that no source of the request contains, it is the source RULE_COMMON.
 // The probability of a candidate is a logistic mix,
 //
 //   stretch(p) = ln(p / (1 - p)),    P(c) = squash(sum over inputs i of weight[set][i] * stretch(p_i(c))),
 //
-// whose inputs are the candidate's cells, one for whether it is the follower, and three more adaptive tables
+// whose inputs are the candidate's bins, one for whether it is the successor, and three more adaptive tables
 // keyed by hashes of the candidate and none, one and two tokens before it (some tokens are easier to predict
 // than others). The set of weights is chosen by the lengths of the longest matches and the depth in the
 // draft; candidates that are only frequent, which no match names, use no match and have sets of their own.
@@ -51,13 +51,13 @@ typedef enum { RULE_OLDEST, RULE_NEWEST, RULE_COUNT, RULE_SUFFIX, RULE_BLEND } r
 
 // Sources. A group's history, the answers of earlier steps or epochs, is in the group's index as its first
 // texts, so it is a separate source in counters only.
-// RULE_COMMON has no texts: the tables of followers.
+// RULE_COMMON has no texts: the tables of successors.
 enum { RULE_REQUEST, RULE_GROUP, RULE_CORPUS, RULE_HISTORY, RULE_COMMON, RULE_SOURCES };
 
 enum {
     RULE_INDEXES = 2,    // sources that are a sam_index: request and group
     RULE_MATCHED = 3,    // sources with matches: these and the corpus
-    RULE_LAST = 5,       // last tokens of the text, by which followers are looked up
+    RULE_LAST = 5,       // last tokens of the text, by which successors are looked up
     RULE_MAX_DRAFT = 64, // tokens of a draft or nodes of a tree
     RULE_BATCH = 8       // chains that are drafted in turn, so that their cache misses overlap
 };
@@ -70,8 +70,8 @@ typedef struct {
     uint32_t past;                        // the group's texts with smaller numbers are its history
     const corpus *corpus;                 // NULL: not a source
     const corpus_context *corpus_at;      // of the text
-    bool common;   // followers are a source; else only those in a source of the request are used
-    bool isolated; // followers are not used, and nothing is learned that names tokens: only cells and weights
+    bool common;   // successors are a source; else only those in a source of the request are used
+    bool isolated; // successors are not used, and nothing is learned that names tokens: only bins and weights
     int32_t last[RULE_LAST]; // the text's last tokens, the latest first; SAM_NO_TOKEN: none
     uint32_t vocab_size;     // a draft ends before a token of at least this; 0: unlimited
 } rule_context;
@@ -89,9 +89,9 @@ bool rule_model_valid(const rule_model *model);             // whether that part
 rule_work *rule_model_work(rule_model *model);              // the model's
 size_t rule_work_bytes(void);                               // to allocate another one
 
-// What is learned from a draft: the followers, the token tables, the cells and weights. A lesson changes nothing that
+// What is learned from a draft: the successors, the token tables, the bins and weights. A lesson changes nothing that
 // another reads or changes, so threads may learn them at the same time.
-enum { RULE_FOLLOWERS, RULE_TOKENS, RULE_CELLS, RULE_LESSONS };
+enum { RULE_SUCCESSORS, RULE_TOKENS, RULE_BINS, RULE_LESSONS };
 
 // A slot's last draft and all considered candidates, to learn from; zeroed at first.
 typedef struct {
@@ -121,7 +121,7 @@ typedef struct {
 // Makes drafts: chains or, if the tasks have `parents`, trees of at most k nodes: parents[i] < i is the node that
 // node i follows, -1 the end of the text. scores[i] is the probability that the path to token i is accepted.
 // match_lengths[i] is the number of tokens of the longest match in record->source[i] that token i continues, drafted
-// tokens included; in a copy (`oldest`, `newest`, `suffix`) that of the copied match. 0: the token is a follower or
+// tokens included; in a copy (`oldest`, `newest`, `suffix`) that of the copied match. 0: the token is a successor or
 // only frequent. min_prob: see above, 0 .. 1. Keeps in each record what rule_learn needs. Without memory for that, a
 // task's draft is empty and the later tasks are left as they are. Returns the number of those before it. Chains of
 // `count` and `blend` are drafted RULE_BATCH at a time.
@@ -131,8 +131,8 @@ uint32_t rule_draft(const rule_model *model, rule_work *work, sam_memory *memory
 // Prefetches what a lesson reads of the model.
 void rule_prefetch_lesson(const rule_model *model, const rule_record *record, int lesson);
 
-// Learns a lesson, if it is due, from the tokens that came after the drafted text. RULE_CELLS adds the confirmed tokens of
-// the draft to accepted[source]. Never fails.
+// Learns a lesson, if it is due, from the tokens that came after the drafted text. RULE_BINS adds the confirmed tokens
+// of the draft to accepted[source]. Never fails.
 void rule_learn(rule_model *model, rule_name rule, rule_record *record, int lesson, const int32_t *tokens,
                 uint32_t count, uint64_t accepted[RULE_SOURCES]);
 

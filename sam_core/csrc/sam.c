@@ -474,8 +474,8 @@ size_t sam_index_bytes(const sam_index *index) {
 // ---- automaton
 
 // A new node for the strings of `state` up to `length` tokens, with the edges, link and statistics of
-// `state`. The occurrence before place `unmarked` is not in the statistics yet.
-static uint32_t add_node(sam_index *index, sam_state state, uint32_t length, uint32_t unmarked) {
+// `state`. The occurrence before place `uncounted` is not in the statistics yet.
+static uint32_t add_node(sam_index *index, sam_state state, uint32_t length, uint32_t uncounted) {
     uint32_t number = index->node_count++;
     sam_node *node = &index->nodes[number];
     if (state & SAM_NODE) {
@@ -492,32 +492,33 @@ static uint32_t add_node(sam_index *index, sam_state state, uint32_t length, uin
     } else {
         uint32_t next = next_place(index, state);
         int32_t token = next == SAM_NONE ? SAM_NO_TOKEN : place_token(index, next);
-        bool marked = next != SAM_NONE && next != unmarked;
+        bool is_followed = next != SAM_NONE && next != uncounted;
         *node = (sam_node){.link = index->links[state],
                            .token = token,
                            .target = next,
                            .more = SAM_NO_TOKEN,
-                           .place = marked ? next : SAM_NONE};
+                           .place = is_followed ? next : SAM_NONE};
         if (index->counts)
-            index->counts[number] = (sam_count){marked, 1, marked ? token : SAM_NO_TOKEN, marked};
+            index->counts[number] =
+                (sam_count){is_followed, 1, is_followed ? token : SAM_NO_TOKEN, is_followed};
     }
     node->length = length;
     return number;
 }
 
 // The node of a state that occurred again.
-static uint32_t promote(sam_index *index, sam_state state, uint32_t unmarked) {
+static uint32_t promote(sam_index *index, sam_state state, uint32_t uncounted) {
     if (state & SAM_NODE)
         return state & ~SAM_NODE;
-    uint32_t number = add_node(index, state, sam_length(index, state), unmarked);
+    uint32_t number = add_node(index, state, sam_length(index, state), uncounted);
     index->links[state] = SAM_NODE | number;
     return number;
 }
 
 // Splits the strings that end with an edge from `p` by `token` off `q`, the target of these edges. Returns
 // their node.
-static uint32_t split(sam_index *index, sam_state p, int32_t token, sam_state q, uint32_t unmarked) {
-    uint32_t clone = add_node(index, q, sam_length(index, p) + 1, unmarked);
+static uint32_t split(sam_index *index, sam_state p, int32_t token, sam_state q, uint32_t uncounted) {
+    uint32_t clone = add_node(index, q, sam_length(index, p) + 1, uncounted);
     if (q & SAM_NODE)
         index->nodes[q & ~SAM_NODE].link = clone;
     else
@@ -630,13 +631,14 @@ static bool same_text(const sam_index *index, uint32_t a, uint32_t b) {
     return index->chunks[a / SAM_CHUNK].text == index->chunks[b / SAM_CHUNK].text;
 }
 
-// Marks the suffixes of the old text, which the token at `place` follows, and counts the arrivals of the new
-// text's. `from` and `to` are the states of the last SAM_MAX_MATCH tokens of the old text and of the new one.
-static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, uint32_t place, bool older) {
+// Counts that the token at `place` follows the suffixes of the old text, and the occurrences of those of the new
+// text. `from` and `to` are the states of the last SAM_MAX_MATCH tokens of the old text and of the new one.
+static void count_token(sam_index *index, sam_state from, sam_state to, int32_t token, uint32_t place,
+                        bool older) {
     sam_count *counts = index->counts;
     sam_node *nodes = index->nodes;
     if (counts && to & SAM_NODE)
-        counts[to & ~SAM_NODE].arrivals++;
+        counts[to & ~SAM_NODE].occurrences++;
     for (uint32_t p = (from & SAM_NODE ? from : sam_link(index, from)) & ~SAM_NODE; p; p = nodes[p].link) {
         bool newest = !older || nodes[p].place == SAM_NONE || same_text(index, nodes[p].place, place);
         if (newest)
@@ -649,11 +651,11 @@ static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, 
             link = sam_link(index, to);
             if (sam_node_of(index, link)->length < length)
                 break;
-            counts[link & ~SAM_NODE].arrivals++;
+            counts[link & ~SAM_NODE].occurrences++;
         }
-        uint32_t count = to & SAM_NODE ? counts[to & ~SAM_NODE].arrivals : 1;
+        uint32_t count = to & SAM_NODE ? counts[to & ~SAM_NODE].occurrences : 1;
         sam_count *c = &counts[p];
-        c->marks++;
+        c->followed++;
         if (c->best == token || count + newest > c->best_count) {
             c->best = token;
             c->best_count = count;
@@ -664,10 +666,10 @@ static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, 
     // The node of the token alone, if it occurred before.
     uint32_t shortest = to & SAM_NODE ? to & ~SAM_NODE : 0;
     for (uint32_t t = sam_link(index, to) & ~SAM_NODE; t; t = nodes[t].link) {
-        counts[t].arrivals++;
+        counts[t].occurrences++;
         shortest = t;
     }
-    rank_frequent(index, token, shortest ? counts[shortest].arrivals : 1, older);
+    rank_frequent(index, token, shortest ? counts[shortest].occurrences : 1, older);
 }
 
 // SAM_OLDEST: sets `place` of the nodes that have none, in an older text also of those that another text has
@@ -696,7 +698,7 @@ bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint3
         sam_state from = shortened(index, sam_resolve(index, cursor->near), smaller(length, SAM_MAX_MATCH));
         sam_state to = from == last ? next.last : sam_child(index, from, token);
         to = shortened(index, to, smaller(length, SAM_MAX_MATCH) + 1);
-        mark(index, from, to, token, next.place, next.older);
+        count_token(index, from, to, token, next.place, next.older);
         next.near = shortened(index, to, SAM_MAX_MATCH);
     }
     *cursor = next;
@@ -795,7 +797,7 @@ void sam_prefetch_match(const sam_index *index, sam_state near, unsigned step, s
         if (number) {
             const sam_count *count = index->counts ? &index->counts[number] : NULL;
             if (!count ||
-                count->best_count != count->marks) // else sam_follow does not read the place's token
+                count->best_count != count->followed) // else sam_follow does not read the place's token
                 place = index->nodes[number].place;
             number = index->nodes[number].link;
         }
@@ -835,9 +837,9 @@ sam_state sam_edge_end(const sam_index *index, sam_state node, int32_t token) {
     return end;
 }
 
-uint32_t sam_arrivals(const sam_index *index, sam_state end) {
+uint32_t sam_occurrences(const sam_index *index, sam_state end) {
     sam_state child = sam_resolve(index, end);
-    return child & SAM_NODE ? index->counts[child & ~SAM_NODE].arrivals : 1;
+    return child & SAM_NODE ? index->counts[child & ~SAM_NODE].occurrences : 1;
 }
 
 void sam_follow(const sam_index *index, sam_state state, sam_following *following) {
@@ -855,14 +857,14 @@ void sam_follow(const sam_index *index, sam_state state, sam_following *followin
     if (node->place == SAM_NONE || state == SAM_ROOT)
         return;
     following->place = node->place;
-    following->marks = 1;
+    following->followed = 1;
     if (index->counts) {
         const sam_count *count = &index->counts[state & ~SAM_NODE];
-        following->marks = count->marks;
+        following->followed = count->followed;
         following->best = count->best;
         following->best_count = count->best_count;
         following->newest = count->best;
-        if (count->best_count == count->marks)
+        if (count->best_count == count->followed)
             return;
     }
     uint32_t left;
@@ -877,7 +879,7 @@ sam_state sam_near(const sam_index *index, sam_state state, uint32_t *length) {
 }
 
 // The first state on the link path of a string that was followed by a token, and the string's length there.
-static sam_state followed(const sam_index *index, sam_state s, uint32_t *length) {
+static sam_state first_followed(const sam_index *index, sam_state s, uint32_t *length) {
     while (s != SAM_ROOT &&
            (s & SAM_NODE ? sam_node_of(index, s)->place : next_place(index, s)) == SAM_NONE) {
         s = sam_link(index, s);
@@ -890,7 +892,7 @@ sam_state sam_match(const sam_index *index, const sam_cursor *cursor, uint32_t *
     bool oldest = index->kind == SAM_OLDEST;
     *length = smaller(cursor->length, oldest ? UINT32_MAX : SAM_MAX_MATCH);
     sam_state s = sam_resolve(index, oldest ? cursor->last : cursor->near);
-    return followed(index, shortened(index, s, *length), length);
+    return first_followed(index, shortened(index, s, *length), length);
 }
 
 void sam_search_begin(sam_search *search, const sam_index *index, const sam_cursor *cursor,
@@ -978,14 +980,14 @@ uint32_t sam_candidates(const sam_index *index, sam_state state, uint32_t max_co
                         uint32_t *counts) {
     sam_following f;
     sam_follow(index, state, &f);
-    if (!f.marks || !max_count)
+    if (!f.followed || !max_count)
         return 0;
     uint32_t count = 0;
     tokens[count] = f.best;
     counts[count++] = f.best_count;
-    if (!(state & SAM_NODE) || f.best_count == f.marks)
+    if (!(state & SAM_NODE) || f.best_count == f.followed)
         return count;
-    uint32_t number = state & ~SAM_NODE, left = f.marks - f.best_count;
+    uint32_t number = state & ~SAM_NODE, left = f.followed - f.best_count;
     int32_t more = index->nodes[number].more, c = f.newest;
     for (bool first = true; left && count < max_count; first = false) {
         if (!first) {
@@ -1002,7 +1004,7 @@ uint32_t sam_candidates(const sam_index *index, sam_state state, uint32_t max_co
         if (c == f.best)
             continue;
         sam_state child = sam_child(index, state, c);
-        uint32_t n = child & SAM_NODE ? index->counts[child & ~SAM_NODE].arrivals : 1;
+        uint32_t n = child & SAM_NODE ? index->counts[child & ~SAM_NODE].occurrences : 1;
         tokens[count] = c;
         counts[count++] = n;
         left -= left ? n : 0;
@@ -1019,7 +1021,7 @@ static bool is_ancestor(const sam_index *index, sam_state ancestor, sam_state st
 }
 
 typedef struct {
-    uint64_t arrivals;
+    uint64_t occurrences;
     uint32_t best_count;
     bool has_best;
 } edge_totals;
@@ -1033,13 +1035,13 @@ static bool validate_edge(const sam_index *index, uint32_t s, int32_t token, sam
     target = sam_resolve(index, target);
     SAM_REQUIRE(sam_length(index, target) > index->nodes[s].length,
                 "an edge leads to a string that is not longer");
-    uint32_t arrivals = 1;
+    uint32_t occurrences = 1;
     if (target & SAM_NODE && index->counts)
-        arrivals = index->counts[target & ~SAM_NODE].arrivals;
-    totals->arrivals += arrivals;
-    if (arrivals > totals->best_count)
-        totals->best_count = arrivals;
-    if (index->counts && index->counts[s].best == token && index->counts[s].best_count == arrivals)
+        occurrences = index->counts[target & ~SAM_NODE].occurrences;
+    totals->occurrences += occurrences;
+    if (occurrences > totals->best_count)
+        totals->best_count = occurrences;
+    if (index->counts && index->counts[s].best == token && index->counts[s].best_count == occurrences)
         totals->has_best = true;
     uint32_t link = index->nodes[s].link;
     if (link == SAM_NONE)
@@ -1070,20 +1072,21 @@ static bool validate_node(const sam_index *index, uint32_t s, uint64_t *listed, 
     if (s == 0)
         return true;
     if (node->place != SAM_NONE) {
-        SAM_REQUIRE(node->place / SAM_CHUNK < index->chunk_count, "a mark names no place");
+        SAM_REQUIRE(node->place / SAM_CHUNK < index->chunk_count, "the place of a node is none");
         SAM_REQUIRE(sam_child(index, SAM_NODE | s, place_token(index, node->place)) != SAM_NONE,
-                    "a mark names a token that does not follow");
+                    "the place of a node has a token that does not follow");
         const sam_node *link = &index->nodes[node->link];
         SAM_REQUIRE(!node->link || link->place != SAM_NONE ||
                         (index->kind != SAM_OLDEST && index->nodes[link->link].length >= SAM_MAX_MATCH),
-                    "a marked node has an unmarked link");
+                    "a node is followed by a token, but its link is not");
     }
     if (index->counts && node->length < SAM_MAX_MATCH) {
         const sam_count *count = &index->counts[s];
-        SAM_REQUIRE(count->marks == totals.arrivals, "a node has other marks than its edges have arrivals");
+        SAM_REQUIRE(count->followed == totals.occurrences,
+                    "a node is not followed as often as the states of its edges occur");
         SAM_REQUIRE(count->best_count == totals.best_count, "a node's best count is not the largest");
-        SAM_REQUIRE(!count->marks || totals.has_best, "a node's best token does not have the best count");
-        SAM_REQUIRE(count->arrivals >= count->marks || count->arrivals > 0, "a node never arrived");
+        SAM_REQUIRE(!count->followed || totals.has_best, "a node's best token does not have the best count");
+        SAM_REQUIRE(count->occurrences >= count->followed || count->occurrences > 0, "a node never occurred");
     }
     return true;
 }

@@ -26,15 +26,16 @@
 //   places   0    1    2    3     4            nodes  0 root   1 "B"           2 "BC"
 //   token    A    B    C    B     C                   length 0 length 1        length 2
 //   links    root B    BC   B     BC                  link  -  link root       link root
-//                                                              marks 2, best C marks 1, best B
+//                                                              followed 2      followed 1
+//                                                              best C          best B
 //
 // Places. Every appended token has a place; 32 places in a row form a chunk, all of one text, so that several
 // texts may grow at once. Several texts share one automaton (a generalised suffix automaton): each keeps a
 // cursor and is extended from there, in any interleaving.
 //
-// Statistics. An occurrence of a string is *marked* once the token after it is known. `marks` counts them,
+// Statistics. An occurrence of a string is *followed* once the token after it is known. `followed` counts these,
 // `best` is the token that followed most often (the one that did so most recently on a tie), `place` is the
-// token that followed last (SAM_OLDEST: first). Appending a token marks all suffixes of the text so far,
+// token that followed last (SAM_OLDEST: first). Appending a token counts for all suffixes of the text so far,
 // which are the states on one link path. Strings of more than SAM_MAX_MATCH tokens are left out (but for
 // SAM_OLDEST), so the path has at most SAM_MAX_MATCH nodes, also when a text repeats one token 34,000 times;
 // on recorded answers it has 3 to 10. For shorter strings the figures are exact at any time.
@@ -47,7 +48,7 @@
 // frequent ones. Lists of edges are in the order of appending.
 //
 // Costs: at most 1 leaf, 1 node and 3 edges per token (about 0.6 nodes and 0.5 edges in tables on recorded
-// answers). Extending takes amortised O(1) hash operations per token, marking at most SAM_MAX_MATCH steps.
+// answers). Extending takes amortised O(1) hash operations per token, counting at most SAM_MAX_MATCH steps.
 //
 // Edges. The first edge of a node is stored in it. All further edges of all nodes are in hash tables keyed by
 // (node, token): open addressing, linear probing, at most 3/4 full. A small index has one table, which
@@ -64,7 +65,7 @@
 // Invariants (sam_index_validate checks all of them):
 //   length(link(s)) < length(s); an edge s -c-> t has length(t) > length(s); if s has an edge by c, so has
 //   link(s), and its target is an ancestor of t or t itself; the table holds exactly the listed edges;
-//   arrivals(s) is the number of places of the texts where the strings of s end, marks(s) the number of those
+//   occurrences(s) is the number of places of the texts where the strings of s end, followed(s) the number of those
 //   that are followed by a token, best_count(s) the largest count of one following token.
 //
 // Not thread-safe: the owner serialises all calls on one index and on one sam_memory. With integer arithmetic
@@ -114,8 +115,8 @@ typedef struct {
 
 // One for each node if the index is SAM_COUNTED.
 typedef struct {
-    uint32_t marks;      // occurrences that are followed by a token of their text
-    uint32_t arrivals;   // occurrences
+    uint32_t followed; // occurrences that are followed by a token of their text
+    uint32_t occurrences;
     int32_t best;        // the most frequent following token, the newest on a tie, or SAM_NO_TOKEN
     uint32_t best_count; // how often it followed
 } sam_count;
@@ -186,7 +187,7 @@ void sam_index_free(sam_index *index);
 bool sam_index_free_some(sam_index *index, size_t max_bytes);
 
 // Appends the token at `position` of text number `text` (which contains it already) to the text of the
-// cursor, and marks the strings that it follows. Returns false on failure (memory, SAM_MAX_PLACES): nothing
+// cursor, and counts it for the strings that it follows. Returns false on failure (memory, SAM_MAX_PLACES): nothing
 // has changed.
 bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t position);
 
@@ -198,7 +199,8 @@ typedef struct {
 
 // Prefetch the memory for appending `token` to the text of the cursor, or for sam_match and drafting from there
 // (`near` is the cursor's, or the state of a match), in this many stages: each reads what the stage before it has
-// prefetched. If the owner does something else in between, the memory arrives in time. They change nothing but *asked.
+// prefetched. If the owner does something else in between, the memory arrives in time. They change nothing but
+// *prefetched.
 enum { SAM_APPEND_STAGES = 7, SAM_MATCH_STAGES = 4 };
 void sam_prefetch_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step,
                          sam_prefetched *prefetched);
@@ -218,7 +220,7 @@ bool sam_index_validate(const sam_index *index, const char **reason);
 
 // Statistics of the tokens that followed a string.
 typedef struct {
-    uint32_t marks;      // occurrences that are followed by a token; 0: the rest is undefined
+    uint32_t followed;   // occurrences that are followed by a token; 0: the rest is undefined
     int32_t best;        // most frequent following token (SAM_COUNTED)
     uint32_t best_count; // how often it followed
     int32_t newest;      // the token that followed last (SAM_OLDEST: first)
@@ -265,7 +267,7 @@ sam_state sam_child(const sam_index *index, sam_state state, int32_t token);
 // questions overlap: prefetch; find where its edge leads, SAM_NONE if there is none; count.
 void sam_prefetch_edge(const sam_index *index, sam_state node, int32_t token);
 sam_state sam_edge_end(const sam_index *index, sam_state node, int32_t token);
-uint32_t sam_arrivals(const sam_index *index, sam_state end);
+uint32_t sam_occurrences(const sam_index *index, sam_state end);
 
 // Statistics of the tokens that followed the strings of a state.
 void sam_follow(const sam_index *index, sam_state state, sam_following *following);

@@ -60,7 +60,7 @@ typedef struct {
 
 typedef struct pool_group {
     struct pool_group *chain; // next group of the same bucket
-    pool_link by_state;       // in `opened`, `fresh` or `settled`
+    pool_link by_state;       // in `opened`, `window` or `main`
     pool_link by_index;       // in `idle`
     uint64_t hash;
     pool_key kind;
@@ -162,10 +162,10 @@ typedef struct {
         pool_group **buckets;
         size_t bucket_count;         // 0 or a power of two
         pool_list opened;            // groups with open slots
-        pool_list fresh, settled;    // closed groups, recent and older ones (evict.h)
+        pool_list window, main;      // closed groups, recent and older ones (evict.h)
         pool_list idle;              // closed groups with an automaton
-        size_t fresh_bytes;          // sum over `fresh`
-        size_t closed_bytes;         // sum over `fresh` and `settled`; see pool_group
+        size_t window_bytes;         // sum over `window`
+        size_t closed_bytes;         // sum over `window` and `main`; see pool_group
         size_t idle_bytes;           // sum over `idle`
         uint8_t *lives;              // [POOL_LIVES] recent lives, by the hash of a group's key
         uint32_t lives_count;        // since they were halved

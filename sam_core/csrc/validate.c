@@ -15,7 +15,7 @@ static bool reads(const sam_index *index, const sam_text *text, const sam_cursor
 
 typedef struct {
     size_t bytes;
-    size_t closed_bytes, fresh, idle;
+    size_t closed_bytes, window, idle;
     uint64_t tokens, past_texts, past_tokens;
 } pool_totals;
 
@@ -32,8 +32,8 @@ static bool validate_group(pool *p, const pool_group *g, pool_totals *totals, co
     SAM_REQUIRE(g->open || (g->kept && !g->removed && g->past == g->text_count),
                 "a closed group has no texts, removed ones, or some that are not its history");
     SAM_REQUIRE(g->by_state.list == &p->groups.opened ? g->open > 0
-                                                      : !g->open && (g->by_state.list == &p->groups.fresh ||
-                                                                     g->by_state.list == &p->groups.settled),
+                                                      : !g->open && (g->by_state.list == &p->groups.window ||
+                                                                     g->by_state.list == &p->groups.main),
                 "a group is in a wrong list");
     SAM_REQUIRE(g->by_index.list == (!g->open && g->index.memory ? &p->groups.idle : NULL),
                 "a group's automaton is in a wrong list");
@@ -77,7 +77,7 @@ static bool validate_group(pool *p, const pool_group *g, pool_totals *totals, co
     totals->past_tokens += past_tokens;
     totals->closed_bytes += g->closed_bytes;
     totals->idle += g->idle_bytes;
-    totals->fresh += g->by_state.list == &p->groups.fresh ? g->closed_bytes : 0;
+    totals->window += g->by_state.list == &p->groups.window ? g->closed_bytes : 0;
     totals->bytes += sizeof(pool_group) + g->key_bytes + g->text_capacity * sizeof(sam_text *);
     totals->bytes += g->index.memory ? sam_index_bytes(&g->index) : 0;
     return !g->index.memory || sam_index_validate(&g->index, reason);
@@ -125,8 +125,8 @@ bool pool_validate(pool *p, const char **reason) {
     SAM_REQUIRE(groups == p->stats.groups, "the number of groups is wrong");
     const size_t by_state = offsetof(pool_group, by_state), by_index = offsetof(pool_group, by_index);
     if (!validate_list(&p->groups.opened, by_state, &listed, reason) ||
-        !validate_list(&p->groups.fresh, by_state, &listed, reason) ||
-        !validate_list(&p->groups.settled, by_state, &listed, reason) ||
+        !validate_list(&p->groups.window, by_state, &listed, reason) ||
+        !validate_list(&p->groups.main, by_state, &listed, reason) ||
         !validate_list(&p->groups.idle, by_index, &listed, reason))
         return false;
     SAM_REQUIRE(listed == found, "the lists have other groups than the table");
@@ -143,7 +143,7 @@ bool pool_validate(pool *p, const char **reason) {
                 "the number of open slots is wrong");
     SAM_REQUIRE(members == 0, "groups and slots disagree on who belongs to whom");
     SAM_REQUIRE(totals.tokens == p->stats.tokens, "the number of tokens is wrong");
-    SAM_REQUIRE(totals.closed_bytes == p->groups.closed_bytes && totals.fresh == p->groups.fresh_bytes &&
+    SAM_REQUIRE(totals.closed_bytes == p->groups.closed_bytes && totals.window == p->groups.window_bytes &&
                     totals.idle == p->groups.idle_bytes,
                 "the bytes of closed groups are miscounted");
     if (!has_source(p, RULE_HISTORY))

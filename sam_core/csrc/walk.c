@@ -89,11 +89,11 @@ static void consider(draft *d, node *n, vote *v) {
     end_node(d, n, v);
 }
 
-// Tokens of a node's longest match in one source that a candidate continues; 0 if it is a follower or only
+// Tokens of a node's longest match in one source that a candidate continues; 0 if it is a successor or only
 // frequent.
 static uint32_t match_length(const rule_context *context, const node *n, uint32_t source,
                              const candidate *c) {
-    if (source == RULE_COMMON || c->cell[0] >= MODEL_CELLS)
+    if (source == RULE_COMMON || c->bin[0] >= MODEL_BINS)
         return 0;
     for (uint32_t i = 0; source == RULE_CORPUS && i < n->corpus_count; i++) {
         corpus_match m = n->corpus[i];
@@ -124,20 +124,20 @@ static void emit_best(draft *d, output *o, node *n) {
     if (source == RULE_GROUP && d->context->past &&
         match_followed_in_past(d->context, n->length[RULE_GROUP] ? n->state[RULE_GROUP] : SAM_ROOT, c->token))
         source = RULE_HISTORY;
-    emit(o, c->token, n->draft, n->best_path, source, c->cell[0],
+    emit(o, c->token, n->draft, n->best_path, source, c->bin[0],
          o->with_lengths ? match_length(d->context, n, c->source, c) : 0);
     n->left[n->best] = 0;
 }
 
 enum { CHAIN_STAGES = SAM_MATCH_STAGES - 1 };
 
-// Prefetches for the next node of a chain, in stages. For the first one the pool has prefetched all but the followers
+// Prefetches for the next node of a chain, in stages. For the first one the pool has prefetched all but the successors
 // (prefetch.h).
 static void prefetch_chain(chain *c, uint32_t step) {
     const draft *d = &c->draft;
     const node *n = c->at;
-    if (step == 0 && d->rule == RULE_BLEND && blend_uses_followers(n))
-        model_prefetch_followers(&d->model->model, n->last);
+    if (step == 0 && d->rule == RULE_BLEND && blend_uses_successors(n))
+        model_prefetch_successors(&d->model->model, n->last);
     for (uint32_t s = 0; n->depth && s < RULE_INDEXES; s++)
         if (n->length[s])
             sam_prefetch_match(d->context->index[s], n->state[s], step + 1, &c->prefetched[s]);

@@ -18,9 +18,9 @@ typedef struct {
 // What names the candidates of a node and votes on them.
 typedef struct {
     uint32_t match_count, lookup_count;
-    uint32_t named; // candidates that a match or the follower names; the others are only frequent
-    int32_t follower;
-    uint32_t follower_order, follower_times; // its table, and how often it came
+    uint32_t named; // candidates that a match or the successor names; the others are only frequent
+    int32_t successor;
+    uint32_t successor_order, successor_times; // its table, and how often it came
     match matches[MAX_MATCHES];
     uint32_t counts[MAX_CANDIDATES][MAX_MATCHES]; // how often a named candidate followed a match
     lookup lookups[MAX_CANDIDATES * MAX_MATCHES];
@@ -56,7 +56,7 @@ void blend_find_edges(const draft *d, const node *n, vote *v);
 // The third counts how often the candidates followed the matches, and mixes their probabilities.
 void blend_weigh_candidates(draft *d, const node *n, vote *v);
 
-// Whether all matches of a node in indexes are so short that followers are used as well.
-bool blend_uses_followers(const node *n);
+// Whether all matches of a node in indexes are so short that successors are used as well.
+bool blend_uses_successors(const node *n);
 
 #endif

@@ -101,7 +101,7 @@ def test_reader_agrees_with_brute_force(data, tmp_path_factory, texts, history, 
 
 @pytest.mark.parametrize("rule", ["oldest", "count", "suffix"])
 def test_c_agrees_with_python_on_large_intervals(rule, tmp_path):
-    """First occurrences by minima of up to three levels of blocks; followers of more occurrences than are probed."""
+    """First occurrences by minima of up to three levels of blocks; successors of more occurrences than are probed."""
     random, path = np.random.default_rng(1), tmp_path / "large.corpus"
     build_corpus([random.integers(0, 3, 300_000), random.zipf(1.3, 5000) % 60 + 3], path)
     pools = [pool(rule=rule, sources=("group",), corpus=path) for pool in (Pool, twin.Pool)]

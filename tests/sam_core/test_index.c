@@ -179,41 +179,41 @@ static void check_text(const world *w, uint32_t t) {
             s = sam_link(index, s);
         if (length > most)
             continue;
-        uint32_t counts[TOKENS] = {0}, arrivals = 0, marks = 0, different = 0;
+        uint32_t counts[TOKENS] = {0}, occurrences = 0, followed = 0, different = 0;
         token_place place = {0};
         int32_t best = 0;
         for (uint32_t i = 0; i < w->size; i++) {
-            arrivals += after[i] >= length;
+            occurrences += after[i] >= length;
             if (before[i] < length)
                 continue;
             token_place at = w->appended[i];
             bool same = at.text == place.text;
-            bool takes = !marks++ || (oldest ? at.older && !same : !at.older || same);
+            bool takes = !followed++ || (oldest ? at.older && !same : !at.older || same);
             place = takes ? at : place;
             int32_t token = w->tokens[at.text][at.position];
             different += !counts[token]++;
             best = counts[token] + takes > counts[best] ? token : best;
         }
         if (counted && s & SAM_NODE)
-            CHECK(index->counts[s & ~SAM_NODE].arrivals == arrivals);
+            CHECK(index->counts[s & ~SAM_NODE].occurrences == occurrences);
         else if (counted)
-            CHECK(arrivals == 1);
+            CHECK(occurrences == 1);
         if (!oldest && length > SAM_MAX_MATCH)
             continue;
-        if (marks && !longest)
+        if (followed && !longest)
             longest = length;
         if (length % 8 == 1)
             CHECK(walk(index, own + size - length, length) == s);
         sam_following f;
         sam_follow(index, s, &f);
-        CHECK(!f.marks == !marks);
-        if (!marks)
+        CHECK(!f.followed == !followed);
+        if (!followed)
             continue;
         check_place(w, f.place, place);
         CHECK(f.newest == w->tokens[place.text][place.position]);
         if (!counted)
             continue;
-        CHECK(f.marks == marks && f.best == best && f.best_count == counts[best]);
+        CHECK(f.followed == followed && f.best == best && f.best_count == counts[best]);
         check_candidates(w, s, counts, best, f.newest, different);
     }
     uint32_t length;
@@ -443,9 +443,9 @@ static void test_validation_notices_damage(void) {
     NOTICES(node->place, index->chunk_count * SAM_CHUNK);
     NOTICES(index->nodes[node->link].place, SAM_NONE);
     NOTICES(index->nodes[0].link, 0);
-    NOTICES(index->counts[deep].marks, 6000);
+    NOTICES(index->counts[deep].followed, 6000);
     NOTICES(index->counts[deep].best_count, 6000);
-    NOTICES(index->counts[deep].arrivals, 0);
+    NOTICES(index->counts[deep].occurrences, 0);
     NOTICES(index->links[index->chunk_count * SAM_CHUNK - SAM_CHUNK], index->node_count);
     NOTICES(index->edge_count, index->edge_count - 1);
     NOTICES(index->node_count, index->node_capacity + 1);

@@ -162,7 +162,7 @@ def test_a_model_of_another_vocabulary_or_tokenizer(tmp_path):
     assert (Pool.describe(path)["vocab_size"], Pool.describe(path)["tokenizer"]) == (7, other)
 
 
-FOLLOWERS = [(7, 4 << 8 | 15), (-1, 1), (7, 16), (7, 5 << 8)]
+SUCCESSORS = [(7, 4 << 8 | 15), (-1, 1), (7, 16), (7, 5 << 8)]
 """(token, seen) as model.h says: a good one, a token below 0, one that came too often, one asked too often in vain."""
 
 
@@ -179,10 +179,10 @@ def test_contents_are_checked_although_the_checksum_is_right(tmp_path):
     groups = HEADER.unpack_from(data)[7]
     nobody = struct.pack("<IIQ4s", 2, 0, 4, b"none")
     end = start + len(data[start:-8].rstrip(b"\0")) // 4 * 4 + 4
-    followers = [data[: start - 8] + struct.pack("<iI", *last) + data[start:] for last in FOLLOWERS]
-    assert Pool.load(put(path, sealed(followers.pop(0))))._validate() is None
+    successors = [data[: start - 8] + struct.pack("<iI", *last) + data[start:] for last in SUCCESSORS]
+    assert Pool.load(put(path, sealed(successors.pop(0))))._validate() is None
     for changed, count in (
-        *((data, groups) for data in followers),
+        *((data, groups) for data in successors),
         (data[:-8] + bytes(16), groups),  # too long
         (data[: HEADER.size] + b"\xff" * 4 + data[HEADER.size + 4 :], groups),  # a counter of 1023 outcomes
         (data[:end] + nobody + bytes(-(end + len(nobody)) % 8 + 8), groups + 1),  # a group without texts

@@ -88,10 +88,10 @@ class Definition:
             sources = [source for source, end in zip(sources, ends, strict=True) if self._longest(text, end)[0]]
             matches = [self._longest(text, source) for source in sources]
             _, places = max(matches, key=lambda match: match[0], default=(0, []))
-            followers = [other[position] for other, position in places]
-            if not followers:
+            successors = [other[position] for other, position in places]
+            if not successors:
                 break
-            counts, newest = Counter(followers), {token: at for at, token in enumerate(followers)}
+            counts, newest = Counter(successors), {token: at for at, token in enumerate(successors)}
             drafted.append(max(counts, key=lambda token: (counts[token], newest[token])))
             text.append(drafted[-1])
         return drafted

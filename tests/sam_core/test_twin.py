@@ -30,7 +30,7 @@ TOKENS = st.lists(st.sampled_from((0, 1, 2, 2**31 - 1)), max_size=6)
 
 @functools.cache
 def corpus():
-    """Path of a corpus of random texts over four tokens, long enough that not all followers are found."""
+    """Path of a corpus of random texts over four tokens, long enough that not all successors are found."""
     path, rng = Path(tempfile.mkdtemp()) / "texts.corpus", random.Random(1)
     build_corpus([[rng.randrange(4) for _ in range(rng.randrange(1, 60))] for _ in range(40)], path)
     atexit.register(shutil.rmtree, path.parent)

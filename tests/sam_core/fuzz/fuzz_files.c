@@ -139,7 +139,7 @@ static bool load(pool *p, size_t memory, const char *name) {
 static void use_groups(pool *p) {
     pool_error error;
     for (uint32_t turn = 0; turn < 4; turn++) {
-        const pool_group *g = turn % 2 ? p->groups.fresh.newest : p->groups.fresh.oldest;
+        const pool_group *g = turn % 2 ? p->groups.window.newest : p->groups.window.oldest;
         if (!g)
             return;
         uint32_t slot;

@@ -2,8 +2,8 @@
 """A suffix automaton over several texts with what followed every string in them: the twin of csrc/sam.c.
 
 csrc/sam.h draws the structure. Here every state is an object with dictionaries, strings that occurred once included
-(the C keeps these as leaves of one link each), and a mark goes up the whole link path, so a text that loops for long is
-slow. What can be read is the same: states, counts, places and the order in which followers are listed.
+(the C keeps these as leaves of one link each), and a token counts for the whole link path, so a long loop in a text is
+slow. What can be read is the same: states, counts, places and the order in which successors are listed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class State:
     again: bool = False  # whether the strings occurred again or other texts branch off here: the C has a node of it
 
     @property
-    def marks(self) -> int:
+    def followed(self) -> int:
         """Occurrences that are followed by a token."""
         return sum(self.counts.values())
 
@@ -105,7 +105,7 @@ class Index:
     def _mark(self, state: State, token: int, place: Place, older: bool) -> None:
         """`token` at `place` follows the text of `state` and so all its suffixes."""
         while state.link is not None:
-            # A string of more than MAX_MATCH tokens is marked once only, while it has occurred once.
+            # A string of more than MAX_MATCH tokens is counted once only, while it has occurred once.
             if self.oldest or not state.again or state.link.length < MAX_MATCH:
                 own = state.place is not None and state.place[0] == place[0]
                 takes = state.place is None or (older and not own if self.oldest else not older or own)
@@ -153,7 +153,7 @@ class Index:
         return self.texts[state.place[0]][state.place[1]] if state.place else -1
 
     def candidates(self, state: State, most: int) -> list[tuple[int, int]]:
-        """Up to `most` followers of a state with how often each followed.
+        """Up to `most` successors of a state with how often each followed.
 
         The best, the newest, then those that followed for the first time most recently, as far as the state's list
         tells: its first edge is always the last of it, and a state split off another has the other's list reversed.

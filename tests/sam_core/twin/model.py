@@ -20,33 +20,33 @@ import numpy.typing as npt
 import sam_core
 
 REQUEST, GROUP, CORPUS, HISTORY, COMMON = range(5)
-SOURCES = 3  # that have cells: history stands in the group's index
+SOURCES = 3  # that have bins: history stands in the group's index
 RANKS = 2  # matches of one source that are asked
 LENGTHS = 12  # classes of match lengths
 COUNTS = 8  # classes of counts
-CELLS = SOURCES * RANKS * LENGTHS * COUNTS * COUNTS * 2
+BINS = SOURCES * RANKS * LENGTHS * COUNTS * COUNTS * 2
 SHARES = 16  # classes of the share of a token among all
-KEYS = (1, 2, 3, 5)  # last tokens that are the key of each table of followers
+KEYS = (1, 2, 3, 5)  # last tokens that are the key of each table of successors
 ORDERS = len(KEYS)
 LAST = KEYS[-1]
-FOLLOWERS = 1 << 14
-MOST_SEEN = 15  # times that a follower came, as far as they are counted
-PATIENCE = 4  # times that other tokens ask in vain for the entry of a follower that came twice
-FOLLOWER_CELLS = CELLS + SHARES
-ALL_CELLS = FOLLOWER_CELLS + ORDERS * (MOST_SEEN + 1) * 2
+SUCCESSORS = 1 << 14
+MOST_SEEN = 15  # times that a successor came, as far as they are counted
+PATIENCE = 4  # times that other tokens ask in vain for the entry of a successor that came twice
+SUCCESSOR_BINS = BINS + SHARES
+ALL_BINS = SUCCESSOR_BINS + ORDERS * (MOST_SEEN + 1) * 2
 TOKENS = 3  # tables keyed by a candidate and 0, 1 or 2 tokens before it
 HASHES = 1 << 13
 CLASSES = 7  # coarser classes of match lengths
 KINDS = 4  # of candidates: named by matches at depth 0, 1 .. 2 or more of a draft, or only frequent
 FREQUENT = 3
 SETS = CLASSES * CLASSES * 4 * KINDS
-# Inputs of the mix: a cell of each match, the share, the token tables, the follower, a constant.
+# Inputs of the mix: a bin of each match, the share, the token tables, the successor, a constant.
 SHARE_INPUT = SOURCES * RANKS
 TOKEN_INPUT = SHARE_INPUT + 1
-FOLLOWER_INPUT = TOKEN_INPUT + TOKENS
-CONSTANT = FOLLOWER_INPUT + 1
+SUCCESSOR_INPUT = TOKEN_INPUT + TOKENS
+CONSTANT = SUCCESSOR_INPUT + 1
 INPUTS = CONSTANT + 1
-TABLES = np.cumsum([ALL_CELLS, TOKENS * HASHES, SETS * INPUTS, ORDERS * FOLLOWERS * 2]).tolist()  # where each ends
+TABLES = np.cumsum([ALL_BINS, TOKENS * HASHES, SETS * INPUTS, ORDERS * SUCCESSORS * 2]).tolist()  # where each ends
 HEADER_BYTES = 80  # of a saved pool
 LIMIT = 255
 MOST_WEIGHT = 1 << 20  # either way
@@ -75,34 +75,34 @@ STRETCH = [bisect.bisect_left(range(-2047, 2047), p, key=squash) - 2047 for p in
 """The inverse of squash, by probability of 12 bits."""
 
 
-def match_cells(source: int, rank: int, length: int) -> int:
-    """Number of the first cell of a match of `length` tokens."""
+def match_bins(source: int, rank: int, length: int) -> int:
+    """Number of the first bin of a match of `length` tokens."""
     return ((source * RANKS + rank) * LENGTHS + class_of(length, _LENGTH_CLASSES)) * COUNTS * COUNTS * 2
 
 
-def counted_cell(first: int, count: int, marks: int, newest: bool) -> int:
-    """Number of the cell of a candidate that followed `count` of `marks` occurrences of a match with this first cell.
+def counted_bin(first: int, count: int, followed: int, newest: bool) -> int:
+    """Number of the bin of a candidate that came after `count` of the `followed` occurrences of a match.
 
-    newest: whether it followed the latest of them.
+    first: the first bin of the match. newest: whether the candidate came after the latest of them.
     """
-    rest = max(marks - count, 0)
+    rest = max(followed - count, 0)
     return first + (class_of(count, _COUNT_CLASSES) * COUNTS + class_of(rest, _COUNT_CLASSES)) * 2 + newest
 
 
-def copied_cell(source: int, length: int, depth: int) -> int:
-    """Number of the cell of the token that comes `depth` tokens after the first one in a copy."""
-    return match_cells(source, 0, length) + min(depth, COUNTS - 1) * COUNTS * 2
+def copied_bin(source: int, length: int, depth: int) -> int:
+    """Number of the bin of the token that comes `depth` tokens after the first one in a copy."""
+    return match_bins(source, 0, length) + min(depth, COUNTS - 1) * COUNTS * 2
 
 
-def share_cell(count: int, total: int) -> int:
-    """Number of the cell for the share count / total of a token: about twice the logarithm of its inverse."""
+def share_bin(count: int, total: int) -> int:
+    """Number of the bin for the share count / total of a token: about twice the logarithm of its inverse."""
     twice, one_of = 0, total // count if count else (1 << 32) - 1
     while one_of > 1 and twice < SHARES - 2:
         one_of //= 2
         twice += 2
     if total >> twice // 2 > count + count // 2:
         twice += 1
-    return CELLS + min(twice, SHARES - 1)
+    return BINS + min(twice, SHARES - 1)
 
 
 def token_hash(order: int, candidate: int, last: int, before: int) -> int:
@@ -116,12 +116,12 @@ def token_hash(order: int, candidate: int, last: int, before: int) -> int:
     return value >> 19
 
 
-def follower_cell(order: int, times: int, is_it: bool) -> int:
-    """The cell for a candidate where a follower came so many times, of that follower (`is_it`) or another candidate."""
-    return FOLLOWER_CELLS + (order * (MOST_SEEN + 1) + times) * 2 + is_it
+def successor_bin(order: int, times: int, is_it: bool) -> int:
+    """The bin for a candidate where a successor came so many times; is_it: the candidate is that successor."""
+    return SUCCESSOR_BINS + (order * (MOST_SEEN + 1) + times) * 2 + is_it
 
 
-def follower_hash(order: int, last: Sequence[int]) -> tuple[int, int]:
+def successor_hash(order: int, last: Sequence[int]) -> tuple[int, int]:
     """The entry of table `order` for the last tokens, the latest first, and the key that it must have."""
     low = (1 << 32) - 1
     value = last[0] * 0x9E3779B1 & low
@@ -167,23 +167,23 @@ class Model:
     """The tables, at first those of a new pool: their numbers are guesses, which only the C has."""
 
     def __init__(self, rule: str) -> None:
-        cells, tokens, weights, _ = np.split(_prior(rule), TABLES[:-1])
-        self.cells: list[int] = cells.tolist()
+        bins, tokens, weights, _ = np.split(_prior(rule), TABLES[:-1])
+        self.bins: list[int] = bins.tolist()
         self.tokens: list[list[int]] = tokens.reshape(TOKENS, HASHES).tolist()
         self.weights: list[list[int]] = weights.view(np.int32).reshape(SETS, INPUTS).tolist()
-        # (token, key, asked, seen) by order: see the C's model_follower.
-        self.followers = [[(0, 0, 0, 0)] * FOLLOWERS for _ in range(ORDERS)]
+        # (token, key, asked, seen) by order: see model_successor in csrc/model.h.
+        self.successors = [[(0, 0, 0, 0)] * SUCCESSORS for _ in range(ORDERS)]
 
-    def follower(self, order: int, last: Sequence[int]) -> tuple[int, int]:
+    def successor(self, order: int, last: Sequence[int]) -> tuple[int, int]:
         """What followed the last tokens, the latest first, in table `order`, and how often; (-1, 0): unknown."""
-        at, key = follower_hash(order, last)
-        token, found, _, seen = self.followers[order][at]
+        at, key = successor_hash(order, last)
+        token, found, _, seen = self.successors[order][at]
         return (token, seen) if seen and found == key else (-1, 0)
 
-    def learn_follower(self, last: Sequence[int], token: int) -> None:
+    def learn_successor(self, last: Sequence[int], token: int) -> None:
         """Learn that `token` came after the tokens `last`."""
-        for order, table in enumerate(self.followers):
-            at, key = follower_hash(order, last)
+        for order, table in enumerate(self.successors):
+            at, key = successor_hash(order, last)
             known, found, asked, seen = table[at]
             if found != key:  # other tokens have the entry: it is theirs while it is of use
                 if seen > 1 and asked < PATIENCE:
@@ -199,7 +199,7 @@ class Model:
 
     def learned(self) -> npt.NDArray[np.uint32]:
         """All tables, one behind the other as in the C."""
-        entries = [entry for table in self.followers for entry in table]
-        followers = [(token, key << 16 | asked << 8 | seen) for token, key, asked, seen in entries]
-        tables = self.cells, self.tokens, self.weights, followers
+        entries = [entry for table in self.successors for entry in table]
+        successors = [(token, key << 16 | asked << 8 | seen) for token, key, asked, seen in entries]
+        tables = self.bins, self.tokens, self.weights, successors
         return np.concatenate([np.array(table, np.int64).astype(np.uint32).ravel() for table in tables])

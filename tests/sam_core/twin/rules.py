@@ -23,7 +23,7 @@ MAX_CANDIDATES = 24  # of the end of the text
 DEEP_CANDIDATES = 5  # of a node below
 MORE = 6  # candidates that a match names for a tree
 COPIES = 8
-SHORT_MATCH = 4  # tokens; followers are used only if no match has more
+SHORT_MATCH = 4  # tokens; successors are used only if no match has more
 ALPHA = 4  # of `suffix`, SuffixDecoding's alpha: a match of p tokens drafts at most ALPHA * p
 PATH_ONE = 1 << 30
 
@@ -37,8 +37,8 @@ class Context:
     past: int  # the group's texts with smaller numbers are its history
     corpus: Corpus | None
     corpus_at: list[tuple[int, int]] | None  # where the text stands in the corpus
-    common: bool  # followers are a source; else only those that a source of the request contains are used
-    isolated: bool  # followers are not used, and nothing is learned that names tokens
+    common: bool  # successors are a source; else only those that a source of the request contains are used
+    isolated: bool  # successors are not used, and nothing is learned that names tokens
     last: tuple[int, ...]  # the text's last M.LAST tokens, the latest first, -1 for none
     vocab_size: int  # a draft ends before a token of at least this; 0: of none
 
@@ -57,13 +57,13 @@ class Context:
 class Match:
     """A string that the text ends with and that stood in a source, with what followed it.
 
-    `counts` has the followers that were looked up, the most frequent first: of an index all that the C lists.
+    `counts` has the successors that were looked up, the most frequent first: of an index all that the C lists.
     """
 
     source: int
     rank: int  # among the matches of the source
     length: int
-    marks: int
+    followed: int  # occurrences that a token follows
     newest: int  # the token that followed last; -1 in a corpus, which has no such order
     counts: dict[int, int]
     state: State | None = None
@@ -72,11 +72,11 @@ class Match:
     def best(self) -> int:
         return next(iter(self.counts))
 
-    def cell(self, token: int) -> int:
-        """The cell of a candidate."""
-        followed = (self.state.counts if self.state else self.counts).get(token, 0)
-        first = M.match_cells(self.source, self.rank, self.length)
-        return M.counted_cell(first, followed, self.marks, token == self.newest)
+    def bin(self, token: int) -> int:
+        """The bin of a candidate."""
+        count = (self.state.counts if self.state else self.counts).get(token, 0)
+        first = M.match_bins(self.source, self.rank, self.length)
+        return M.counted_bin(first, count, self.followed, token == self.newest)
 
     @property
     def input(self) -> int:
@@ -92,7 +92,7 @@ class Candidate:
     share: int = 0  # how often the token came in all, if it is among the most frequent
     probability: int = 0  # of M.ONE
     set: int = 0  # of weights
-    inputs: list[tuple[int, int, int]] = field(default_factory=list)  # (cell, input, stretched probability)
+    inputs: list[tuple[int, int, int]] = field(default_factory=list)  # (bin, input, stretched probability)
     hashes: list[tuple[int, int]] = field(default_factory=list)  # (entry, stretched probability) by order
 
 
@@ -130,13 +130,13 @@ class Node:
 
 
 class Drafted(NamedTuple):
-    """A token of a draft, with the probability of the path to it and the cell that this was read from."""
+    """A token of a draft, with the probability of the path to it and the bin that this was read from."""
 
     token: int
     parent: int
     path: int
     source: int
-    cell: int
+    bin_number: int
     match_length: int
 
     @property
@@ -194,7 +194,7 @@ def learn(model: Model, rule: str, record: Record, tokens: list[int], accepted: 
     if rule == "blend" and record.last and not record.isolated:
         last = record.last
         for token in tokens:
-            model.learn_follower(last, token)
+            model.learn_successor(last, token)
             last = (token, *last[:-1])
     at = -1  # drafted token that came true last
     for token in tokens:
@@ -204,7 +204,7 @@ def learn(model: Model, rule: str, record: Record, tokens: list[int], accepted: 
                 outcome = made.token == token
                 came = number if outcome else came
                 if rule != "blend":
-                    model.cells[made.cell] = M.updated(model.cells[made.cell], outcome)
+                    model.bins[made.bin_number] = M.updated(model.bins[made.bin_number], outcome)
         if came is None or came == len(record.drafted):
             break
         accepted[record.tokens[came].source] += 1
@@ -222,9 +222,9 @@ def _learn_candidate(model: Model, candidate: Candidate, outcome: bool, isolated
     """Move the weights of the set down the gradient of the coding cost, then the means towards the outcome."""
     error = (M.ONE - 1 if outcome else 0) - candidate.probability
     weights = model.weights[candidate.set]
-    for cell, at, stretched in candidate.inputs:
+    for bin_number, at, stretched in candidate.inputs:
         weights[at] = _moved(weights[at], error * stretched)
-        model.cells[cell] = M.updated(model.cells[cell], outcome)
+        model.bins[bin_number] = M.updated(model.bins[bin_number], outcome)
     for order, (entry, stretched) in enumerate(candidate.hashes):
         weights[M.TOKEN_INPUT + order] = _moved(weights[M.TOKEN_INPUT + order], error * stretched)
         if not isolated:
@@ -282,15 +282,15 @@ class _Walk:
             if context.followed_in_past(state if length else context.index[GROUP].root, candidate.token):
                 source = HISTORY
         length = self._match_length(node, candidate)
-        number, cell = len(self.record.tokens), candidate.inputs[0][0]
-        self.record.tokens.append(Drafted(candidate.token, node.draft, node.best_path, source, cell, length))
+        number, bin_number = len(self.record.tokens), candidate.inputs[0][0]
+        self.record.tokens.append(Drafted(candidate.token, node.draft, node.best_path, source, bin_number, length))
         node.drafted.add(node.best)
         self.nodes.append(Node(candidate.token, node, node.best_path, number, node.depth + 1, [], [], ()))
 
     def _match_length(self, node: Node, candidate: Candidate) -> int:
-        """Tokens of the longest match in the candidate's source that it continues; 0: a follower or only frequent."""
+        """Tokens of the longest match in the candidate's source that it continues; 0: a successor or only frequent."""
         context, token = self.context, candidate.token
-        if candidate.source == COMMON or candidate.inputs[0][0] >= M.CELLS:
+        if candidate.source == COMMON or candidate.inputs[0][0] >= M.BINS:
             return 0
         if candidate.source == CORPUS:
             return next(match[2] for match in node.corpus if context.corpus.extend(match, token))
@@ -320,12 +320,12 @@ class _Walk:
         """Up to `most` of each source: the longest that something followed, then those with more occurrences."""
         found: list[Match] = []
         for source in (REQUEST, GROUP):
-            index, rank, marks = self.context.index[source], 0, 0
+            index, rank, followed = self.context.index[source], 0, 0
             for state, length in shorter(*node.match[source]):
-                if rank < most and state.marks != marks:
-                    marks = state.marks
+                if rank < most and state.followed != followed:
+                    followed = state.followed
                     counts = dict(index.candidates(state, MORE))
-                    found.append(Match(source, rank, length, marks, index.newest(state), counts, state))
+                    found.append(Match(source, rank, length, followed, index.newest(state), counts, state))
                     rank += 1
         followed = [(at, counts) for at in node.corpus if (counts := dict(self.context.corpus.next(at, MORE)))]
         for rank, ((low, high, length), counts) in enumerate(followed[:most]):
@@ -340,12 +340,12 @@ class _Walk:
             for token in (match.best, match.newest, *match.counts) if self.tree else (match.best,):
                 node.name(most, token, match.source)
             for candidate in node.candidates:
-                cell = match.cell(candidate.token)
-                candidate.probability = M.probability(self.model.cells[cell])
-                candidate.inputs.append((cell, match.input, 0))
+                bin_number = match.bin(candidate.token)
+                candidate.probability = M.probability(self.model.bins[bin_number])
+                candidate.inputs.append((bin_number, match.input, 0))
 
     def _consider_blend(self, node: Node) -> None:
-        """Up to M.RANKS matches of each source and a follower name candidates and vote on all of them."""
+        """Up to M.RANKS matches of each source and a successor name candidates and vote on all of them."""
         matches = self._matches(node, M.RANKS)
         most = DEEP_CANDIDATES if node.depth else MAX_CANDIDATES
         for match in sorted(matches, key=lambda match: match.rank):
@@ -357,9 +357,9 @@ class _Walk:
                     node.name(most, token, match.source)
         shared_source = GROUP if self.context.index[GROUP] else REQUEST
         shared = self.context.index[shared_source]
-        order, follower, times = self._follower(node, shared)
-        node.name(most, follower, COMMON if self.context.common else shared_source)
-        named = len(node.candidates)  # by a match or follower; what is only frequent asks no match
+        order, successor, times = self._successor(node, shared)
+        node.name(most, successor, COMMON if self.context.common else shared_source)
+        named = len(node.candidates)  # by a match or successor; what is only frequent asks no match
         if shared and (self.tree or not named):
             wanted = 1
             if self.tree and node.depth:
@@ -377,27 +377,27 @@ class _Walk:
         for number, candidate in enumerate(node.candidates):
             candidate.set = first_set + (kind if number < named else M.FREQUENT)
             for match in matches if number < named else ():
-                self._add_input(candidate, match.cell(candidate.token), match.input)
-            if follower >= 0 and number < named:
-                cell = M.follower_cell(order, times, candidate.token == follower)
-                self._add_input(candidate, cell, M.FOLLOWER_INPUT)
+                self._add_input(candidate, match.bin(candidate.token), match.input)
+            if successor >= 0 and number < named:
+                bin_number = M.successor_bin(order, times, candidate.token == successor)
+                self._add_input(candidate, bin_number, M.SUCCESSOR_INPUT)
             if shared and (self.tree or not matches):
-                self._add_input(candidate, M.share_cell(candidate.share, shared.appended), M.SHARE_INPUT)
+                self._add_input(candidate, M.share_bin(candidate.share, shared.appended), M.SHARE_INPUT)
             self._mix(node, candidate)
 
-    def _follower(self, node: Node, index: Index | None) -> tuple[int, int, int]:
-        """The follower of the most tokens that may be drafted: (order, token, times); token -1: there is none."""
+    def _successor(self, node: Node, index: Index | None) -> tuple[int, int, int]:
+        """The successor of the most tokens that may be drafted: (order, token, times); token -1: there is none."""
         named = {candidate.token for candidate in node.candidates}
         short = all(length <= SHORT_MATCH for _, length in node.match)  # longer matches know better
         if short and not self.context.isolated:
             for order in reversed(range(M.ORDERS)):
-                token, times = self.model.follower(order, node.last)
+                token, times = self.model.successor(order, node.last)
                 if token >= 0 and (self.context.common or token in named or (index and token in index.root.edges)):
                     return order, token, times
         return 0, -1, 0
 
-    def _add_input(self, candidate: Candidate, cell: int, at: int) -> None:
-        candidate.inputs.append((cell, at, M.STRETCH[M.probability(self.model.cells[cell])]))
+    def _add_input(self, candidate: Candidate, bin_number: int, at: int) -> None:
+        candidate.inputs.append((bin_number, at, M.STRETCH[M.probability(self.model.bins[bin_number])]))
 
     def _mix(self, node: Node, candidate: Candidate) -> None:
         """Mix the inputs of a candidate: squash(sum of weight * stretch)."""
@@ -471,9 +471,9 @@ def _draft_copies(model: Model, context: Context, k: int, floor: int, tree: bool
         for copy in copies:
             if copy.depth < len(copy.tokens):
                 # `depth` counts once more in the place of a count's class.
-                cell = M.copied_cell(copy.source, copy.length, copy.depth)
-                offers.append((times(copy.path, M.probability(model.cells[cell])), cell, copy))
-        path, cell, best = max(offers, key=lambda offer: offer[0], default=(0, 0, None))
+                bin_number = M.copied_bin(copy.source, copy.length, copy.depth)
+                offers.append((times(copy.path, M.probability(model.bins[bin_number])), bin_number, copy))
+        path, bin_number, best = max(offers, key=lambda offer: offer[0], default=(0, 0, None))
         if not path:
             break
         made = best.tokens[best.depth], best.node
@@ -481,7 +481,7 @@ def _draft_copies(model: Model, context: Context, k: int, floor: int, tree: bool
         if made not in pairs:
             pairs.append(made)
             source = HISTORY if best.past else best.source
-            record.tokens.append(Drafted(*made, path, source, cell, best.length + best.depth))
+            record.tokens.append(Drafted(*made, path, source, bin_number, best.length + best.depth))
         best.depth += 1
         best.node = pairs.index(made)
         best.path = record.tokens[best.node].path
@@ -504,7 +504,7 @@ class _String:
         """The most frequent tokens after the string with their counts, and how many tokens followed in all."""
         if self.source == CORPUS:
             return context.corpus.next(self.at, MORE), self.at[1] - self.at[0]
-        return context.index[self.source].candidates(self.state, MORE), self.state.marks
+        return context.index[self.source].candidates(self.state, MORE), self.state.followed
 
     def descend(self, context: Context, token: int) -> _String:
         if self.source == CORPUS:
@@ -523,18 +523,22 @@ def _expand(model: Model, context: Context, start: _String, most: int, tree: boo
     offers: list[tuple] = []  # a heap: the largest share first, the first offered on a tie
     while True:
         offers = offers if tree else []
-        children, marks = string.children(context)
+        children, followed = string.children(context)
         for token, count in children:
             offered += 1
-            heapq.heappush(offers, (-(share * count // marks), offered, string, len(made) - 1, token, count, marks))
+            heapq.heappush(
+                offers, (-(share * count // followed), offered, string, len(made) - 1, token, count, followed)
+            )
         if len(made) == most or not offers or not offers[0][0]:
             return score, made
-        share, _, string, parent, token, count, marks = heapq.heappop(offers)
+        share, _, string, parent, token, count, followed = heapq.heappop(offers)
         share = -share
         score += share
-        cell = M.counted_cell(M.match_cells(string.source, 0, string.length), count, marks, False)
-        path = times(PATH_ONE if parent < 0 else made[parent].path, M.probability(model.cells[cell]))
-        made.append(Drafted(token, parent, path, string.source, cell, string.at[2] if string.at else string.length))
+        bin_number = M.counted_bin(M.match_bins(string.source, 0, string.length), count, followed, False)
+        path = times(PATH_ONE if parent < 0 else made[parent].path, M.probability(model.bins[bin_number]))
+        made.append(
+            Drafted(token, parent, path, string.source, bin_number, string.at[2] if string.at else string.length)
+        )
         string = string.descend(context, token)
 
 
