@@ -71,7 +71,7 @@ def parse(arm: str) -> Arm:
     if unknown := given.keys() - PARAMETERS[fixed[1]].keys():
         raise LabError(f"arm {arm!r}: {fixed[1]} has no parameter {', '.join(sorted(unknown))}")
     lengths = tuple(map(int, fixed[3].split("/")))
-    if not any(lengths) or fixed[1].endswith("auto") and len(lengths) > 1:
+    if not any(lengths) or fixed[1] in CLOCKED and len(lengths) > 1:
         raise LabError(f"arm {arm!r}: {f'{fixed[1]} takes one K' if any(lengths) else 'it never drafts'}")
     return Arm(fixed[1], PARAMETERS[fixed[1]] | given, lengths * (4 // len(lengths)))
 

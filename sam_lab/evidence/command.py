@@ -52,7 +52,7 @@ arms:
   auto:K             sam's switch auto, which knows nothing at its first step and keeps learning from batch to batch
   saved              the same with what it learned on the dev prompts, and answers of an earlier epoch (RL answers only)
 The parameters and K of ngram, suffix, suffix-device and batch are chosen on dev prompts for each world, set and number
-of requests. All figures are of test prompts.
+of requests; suffix-device has one K for all numbers. All figures are of test prompts.
 
 worlds:
   h100               fitted to steps on one H100: Qwen3-8B

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam_lab.evidence import data
-from sam_lab.evidence.arms import RANGES
+from sam_lab.evidence.arms import CLOCKED, RANGES
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of, job
 from sam_lab.evidence.rollout import FIELDS, Rollout, column, roll_out
 from sam_lab.evidence.worlds import World
@@ -59,7 +59,13 @@ def best(
     settings: Settings,
 ) -> str | None:
     """The fastest arm of a method on the dev prompts in this world, with at most `running` concurrent requests; None if
-    decoding without drafts is fastest."""
+    decoding without drafts is fastest.
+
+    A CLOCKED method chooses for itself how many tokens it drafts: it has one k, that of the fastest run.
+    """
+    if method in CLOCKED:
+        runs = [f"{method}{given}:{k}" for given, lengths in GRID[method] for k in lengths]
+        return min(runs, key=lambda arm: _seconds(done[job(of, "dev", RUNNING, arm, world.name)], world))
     shares = _shares(of, running, settings)
 
     def costs(arm: str) -> npt.NDArray[np.float64]:
@@ -78,6 +84,10 @@ def best(
             schedule = "/".join(str((0, *lengths)[at]) for at in choice)
             found.append((float(weights @ table.min(0)), f"{method}{given}:{schedule}"))
     return min(found)[1] if found else None
+
+
+def _seconds(rollouts: Sequence[Rollout], world: World) -> float:
+    return float(sum(world.seconds(rollout.steps).sum() for rollout in rollouts))
 
 
 @functools.lru_cache(64)

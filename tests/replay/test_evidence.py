@@ -209,6 +209,9 @@ def test_the_best_schedule_is_that_of_the_dev_prompts():
     done |= {job: rollouts((2, 1), (1, 2)) for job in done if job.arm == best}
     assert tuning.best("math", "suffix", done, world, 16, SMALL) == best + "/0/0/0"
     assert tuning.best("math", "batch", done, world, 16, SMALL) is None
+    best = "suffix-device[depth=64]:15"
+    done |= {job: rollouts((2, 1), (2, 1)) for job in done if job.arm == best}
+    assert tuning.best("math", "suffix-device", done, world, 16, SMALL) == best
 
 
 COMMAND = ["evidence", "--sets", "code", "--worlds", "h100", "--batches", "1", "--tokens", "90", "--processes", "1"]
