@@ -23,8 +23,8 @@ HEADS = {
     "zh": "回答 | 请求 | 与不启用投机解码之比 | 与 vLLM 不需要草稿模型的最优方法之比 | 最差的一批，16-256 条请求",
 }
 GAIN_HEADS = {
-    "en": ("answers", "clock", "`auto`, {} at once", "over vLLM's best model-free"),
-    "zh": ("回答", "时钟", "`auto`，同时 {} 条", "与 vLLM 不需要草稿模型的最优方法之比"),
+    "en": ("answers", "cost model", "`auto`, {} at once", "over vLLM's best model-free"),
+    "zh": ("回答", "成本模型", "`auto`，同时 {} 条", "与 vLLM 不需要草稿模型的最优方法之比"),
 }
 ARM_HEADS = {
     "en": ["answers", "arm", "gain", "`auto` over it", "tokens per step"],
