@@ -30,7 +30,7 @@ void account_update(pool *p, pool_group *g);
 // Removes a group from all lists and sums.
 void account_remove(pool *p, pool_group *g);
 
-// Counts a life of the group that begins. account_lives: how many began recently.
+// Counts that a life of the group begins. account_lives: how many began recently.
 void account_count_life(pool *p, const pool_group *g);
 static inline uint8_t account_lives(const pool *p, const pool_group *g) {
     return p->groups.lives[g->hash % POOL_LIVES];

@@ -44,14 +44,14 @@ typedef struct {
 
 size_t budget_work_bytes(size_t tokens) { return (tokens + 1) * sizeof(token) + 2 * tokens * sizeof(entry); }
 
-// Integers in the order of numbers.
+// An integer that sorts like the number.
 static uint64_t key_of(double number) {
     uint64_t bits;
     memcpy(&bits, &number, sizeof bits);
     return bits >> 63 ? ~bits : bits | 1ull << 63;
 }
 
-// Sorts by insertion; gives up after as many moves as there are entries. Returns whether it did not.
+// Sorts by insertion. Gives up and returns false after more moves than there are entries.
 static bool insert(drafts *d) {
     size_t moves = 0;
     for (size_t i = 1; i < d->count && moves <= d->count; i++) {
@@ -65,7 +65,7 @@ static bool insert(drafts *d) {
     return moves <= d->count;
 }
 
-// Sorts digit by digit: comparisons of entries in no order are mispredicted, which takes twice as long.
+// Sorts digit by digit (radix sort): comparing entries in random order mispredicts branches and takes twice as long.
 static void sort(drafts *d) {
     uint32_t starts[8][256] = {{0}};
     for (size_t i = 0; i < d->count; i++)
@@ -101,13 +101,13 @@ static void gather(const budget_step *step, drafts *d) {
         d->entries[i].token = (uint32_t)i;
 }
 
-// Puts the tokens in the order of what they cost at this rate, less what they are worth; equal ones keep it.
+// Sorts the tokens by their cost at this rate minus what they are worth; equal ones keep their order.
 static void order(drafts *d, double rate) {
     for (size_t i = 0; i < d->count; i++) {
         const token *t = &d->tokens[d->entries[i].token];
         d->entries[i].key = key_of(rate * t->seconds - t->score);
     }
-    if (!insert(d)) // at the next rate few change places
+    if (!insert(d)) // the order changes little from one rate to the next
         sort(d);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many draft tokens each request gets in a step, and what became of those of the last one. See budget.py.
+// How many draft tokens each request gets in a step, and what became of the drafts of the previous step. See budget.py.
 //
 // Tables of scores have a row for each request and a column for each token of its draft. No function
 // allocates memory or can fail. Equal arguments give equal results on every platform.
@@ -18,8 +18,8 @@ enum { BUDGET_BINS = 24 }; // of scores
 void budget_correct(const float *scores, size_t rows, size_t width, const double factors[BUDGET_BINS],
                     double *corrected);
 
-// The drafts of a step. The step takes `seconds`, by its number of draft tokens, and `of_context` seconds for each draft
-// token and each thousand tokens in that token's request.
+// The drafts of a step. The step takes `seconds`, by its number of draft tokens, and `of_context` seconds for each
+// draft token and each thousand tokens in that token's request.
 typedef struct {
     const double *scores; // [rows, width], nonincreasing along a row
     size_t rows, width;
@@ -47,7 +47,7 @@ size_t budget_work_bytes(size_t tokens);
 // The lowest score of the last token of a draft; 1 if no row has one. Lengths go from 0 to `width`.
 float budget_lowest(const float *scores, const int32_t *lengths, size_t rows, size_t width);
 
-// The drafts of the last step.
+// The drafts of the previous step.
 typedef struct {
     const int32_t *slots;   // [rows], those of its requests, each once; -1: closed since
     const int32_t *drafted; // [rows], draft tokens, 0 .. width
@@ -63,9 +63,9 @@ typedef struct {
         draft_context; // thousands of tokens in them; summed over draft tokens, in the request of each
 } budget_sums;
 
-// Adds up what the requests of these slots had in the last step, and adds to `counts` the refused and the
+// Adds up what the requests of these slots had in the previous step, and adds to `counts` the refused and the
 // accepted draft tokens of those that `gained` tokens, by bins of scores. `places` is overwritten; its `size`
-// exceeds every slot of the last step.
+// exceeds every slot of the previous step.
 budget_sums budget_observe(const budget_last *last, const int32_t *slots, const int32_t *gained, size_t rows,
                            double counts[2][BUDGET_BINS], int32_t *places, size_t size);
 

@@ -4,13 +4,14 @@
 
 #include <string.h>
 
-// Steps without it that each feature but rows begins with. They bound what a few steps claim, and the constant's that of
-// a load whose steps all have about as many rows: their time is then a matter of rows.
+// Ridge penalties: each feature but rows begins with this many imaginary steps in which it cost nothing. They limit
+// what a few steps can make a feature cost. That of the constant also decides for a load whose steps all have about
+// the same number of rows: their time is then attributed to the rows.
 static const double ridge[COST_ROWS] = {0.03, 2, 2, 2, 2};
-// Of a change of slope from octave to octave: it bounds what unseen sizes are believed to cost.
+// Penalty for a change of slope from octave to octave: bounds the estimated cost of sizes that were never seen.
 static const double smooth = 0.05;
-// Errors count as shares of the expected seconds, which are unbiased: shares of the measured ones would make costs too low
-// on a noisy machine. This bounds the expected ones, as a multiple of the measured ones.
+// Errors are relative to the expected seconds, so that costs are unbiased: relative to the measured seconds they
+// would be too low on a noisy machine. This bounds the expected seconds, as a multiple of the measured ones.
 static const double max_unit = 2.7;
 
 static void features_of(const cost_step *step, double x[COST_FEATURES]) {

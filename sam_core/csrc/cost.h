@@ -38,8 +38,8 @@ double cost_seconds(const cost_model *model, const cost_step *step);
 void cost_learn(cost_model *model, const cost_step *step, double seconds, double factor, double keep,
                 bool leave_out, double mean, int sweeps);
 
-// Seconds of steps of each of these numbers of `rows`, without contexts and constants but the first: the mean over steps
-// that have each of `more` rows more. Rows below `num_padded` count as padded[rows].
+// Seconds of a step for each of these numbers of `rows`, without contexts, and of the constants with the first only:
+// the mean over steps that have more rows by each number in `more`. Rows below `num_padded` count as padded[rows].
 void cost_rows(const double weights[COST_FEATURES], const int64_t *rows, size_t count, const int32_t *more,
                size_t num_more, const int32_t *padded, size_t num_padded, double *seconds);
 

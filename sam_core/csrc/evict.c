@@ -75,7 +75,7 @@ static bool evict_closed_group(pool *p) {
             continue;
         victim = g;
         lowest = its;
-        if (!lowest) // nothing is known: take the oldest
+        if (!lowest) // nothing is known about it: of such groups take the oldest
             break;
     }
     // The candidates queue again, so that each group meets others: all are thinned before one is forgotten.

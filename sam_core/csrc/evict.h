@@ -11,7 +11,7 @@
 //      (evicted_groups)
 //   4. closed texts of open groups that are in no automaton
 //   5. the older half of the closed texts in the automaton of the open group with the fewest accepted tokens
-//      per step and byte (evicted_history); to build another group's automaton only if that has twice as many
+//      per step and byte (evicted_history); for another group's automaton only if that group has twice this value
 //
 // If the request still does not fit, a group's automaton is freed (evicted_groups) or the slot does not draft
 // (exhausted), until enough memory is free or can be freed by 1 and 3.

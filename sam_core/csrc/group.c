@@ -72,7 +72,7 @@ pool_group *group_find(const pool *p, pool_key kind, const void *key, size_t byt
     return g;
 }
 
-// Counts the texts before number `past` as older than the group's life: `texts` of them with `tokens`.
+// From now on the texts before number `past` are older than the group's life: `texts` of them, with `tokens` tokens.
 static void set_past(pool *p, pool_group *g, uint32_t past, uint32_t texts, uint64_t tokens) {
     if (has_source(p, RULE_HISTORY)) {
         p->stats.history_texts += texts - (uint64_t)g->past_texts;

@@ -42,7 +42,8 @@ uint64_t group_hash(pool_key kind, const void *key, size_t bytes);
 // A new closed group, in no table or list; the caller writes its key. NULL: no memory.
 pool_group *group_new(pool *p, pool_key kind, size_t key_bytes);
 
-// Adds a new group, whose key no other has, with its texts as the most recently closed one. Returns false without memory.
+// Adds a new group, whose key no other has, with its texts as the most recently closed one. Returns false without
+// memory.
 bool group_add(pool *p, pool_group *g);
 
 // Frees a new group that was not added.
@@ -54,11 +55,11 @@ pool_text *text_new(pool *p, uint32_t prompt_size, uint32_t size);
 // Adds a text to a new group. Returns false without memory; the text is freed then.
 bool group_add_closed_text(pool *p, pool_group *g, pool_text *text);
 
-// Frees a text that no group lists. One that is pinned keeps its memory until then, which no longer counts as the pool's.
+// Frees a text that no group lists. A pinned text keeps its memory until it is unpinned, but not on the pool's account.
 void text_free(pool *p, pool_text *text);
 
-// Keeps the tokens of a closed text, which never change, in place until it is unpinned as often, even if the
-// pool frees the text. Its memory then does not count against the pool's limit.
+// Keeps the tokens of a closed text, which never change, in place until it is unpinned the same number of times, even
+// if the pool frees the text. Its memory then does not count against the pool's limit.
 void text_pin(pool_text *text);
 void text_unpin(pool_text *text);
 

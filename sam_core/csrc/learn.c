@@ -41,8 +41,8 @@ bool draft_keep(const draft *d, sam_memory *memory, const output *o, rule_record
     return true;
 }
 
-// Moves the weights of a set by the product of error and input, of which 1/4096 is taken, rounded. Inputs that a
-// candidate lacks are 0 and move nothing. There are no branches, so that compilers make vectors of it.
+// Moves each weight of a set by error * input / 4096, rounded. Inputs that a
+// candidate lacks are 0 and move nothing. There are no branches, so that compilers vectorise the loop.
 static void move_weights(int32_t *weights, int16_t error, const int16_t *inputs) {
     for (uint32_t i = 0; i < MODEL_INPUTS; i++) {
         int32_t product = (int32_t)error * inputs[i];

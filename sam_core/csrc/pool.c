@@ -284,7 +284,7 @@ pool_status pool_drop(pool *p, pool_key kind, const void *key, size_t key_bytes,
 
 // ---- step
 
-// Locates the tokens of each row and checks them; packed tokens are as many as the sum of the counts.
+// Locates the tokens of each row and checks them; the number of packed tokens must be the sum of the counts.
 static pool_status check_tokens(pool *p, size_t rows, const pool_tokens *tokens, pool_error *error) {
     const int32_t *next = tokens->tokens;
     for (size_t i = 0; i < rows; i++) {

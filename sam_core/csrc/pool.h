@@ -14,9 +14,9 @@
 // calls feed it to the automata, about POOL_SLICE tokens per step (group.h). A slot drafts from an automaton
 // that lacks at most POOL_AHEAD tokens at the end of the slot's own text: a walk along these finds the match.
 //
-// A step with index_later drafts before its tokens are fed, so that the caller gets its drafts sooner. Feeding is left to
-// pool_catch_up, or to the next call. Only automata that lack more than the new tokens are fed at once, and these
-// only in a step of few rows.
+// A step with index_later drafts before its tokens are fed, so that the caller gets its drafts sooner. Feeding is
+// left to pool_catch_up, or to the next call. Only automata that lack more than the new tokens are fed at once, and
+// these only in a step of few rows.
 //
 // A match in the corpus depends only on a text's last tokens. It is brought up to date when the slot drafts.
 //

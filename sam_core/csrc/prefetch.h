@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Prefetching for steps of many rows, which do not fit the caches. The memory of a row is prefetched some rows ahead, in
-// stages: each stage reads what the one before it has prefetched. For a few rows it does not pay.
+// Prefetching for steps of many rows, which do not fit the caches. The memory of a row is prefetched some rows ahead,
+// in stages: each stage reads what the one before it has prefetched. For a few rows it does not pay.
 
 #ifndef PREFETCH_H
 #define PREFETCH_H
@@ -14,8 +14,8 @@ enum {
     ROWS_AHEAD = 4,  // between two stages of what takes little time
 };
 
-// Stages of what a row needs to store its tokens, to learn the lessons from `first` to before `end` from them, to be fed, and
-// to draft.
+// Stages of what a row needs to store its tokens, to learn the lessons from `first` to before `end` from them, to be
+// fed, and to draft.
 enum {
     STORE_STAGES = 3,
     LEARN_STAGES = 3,
@@ -30,8 +30,8 @@ void prefetch_draft(const pool *p, pool_row *row, unsigned stage);
 // Prefetches all cache lines of a block.
 void prefetch_bytes(const void *block, size_t bytes);
 
-// A walk over items, in stages. Each item comes once for every stage, and at last with `stage` equal to `stages`: then its
-// turn has come. An item is `distance` items ahead of the one in the next stage.
+// A walk over items, in stages. Each item comes once for every stage, and at last with `stage` equal to `stages`:
+// then its turn has come. An item is `distance` items ahead of the one in the next stage.
 typedef struct {
     size_t count, end, distance;
     unsigned stages;

@@ -89,7 +89,7 @@ static int get_fingerprint(PyObject *object, uint64_t *fingerprint) {
 int check_settings(Settings *s) {
     s->memory_bytes = (Py_ssize_t)1 << 30;
     if (s->memory) {
-        s->memory_bytes = PyNumber_AsSsize_t(s->memory, NULL); // clipped
+        s->memory_bytes = PyNumber_AsSsize_t(s->memory, NULL); // clipped to its range
         if (s->memory_bytes == -1 && PyErr_Occurred())
             return -1;
         if (s->memory_bytes < (Py_ssize_t)pool_min_bytes()) {

@@ -333,7 +333,7 @@ static int Pool_set_num_threads(PyObject *object, PyObject *value, void *Py_UNUS
         PyErr_SetString(PyExc_AttributeError, "num_threads cannot be deleted: set it to 1");
         return -1;
     }
-    Py_ssize_t count = PyNumber_AsSsize_t(value, NULL); // clipped
+    Py_ssize_t count = PyNumber_AsSsize_t(value, NULL); // clipped to its range
     if ((count == -1 && PyErr_Occurred()) || check_process(self) < 0)
         return -1;
     if (count < 1 || count > POOL_MAX_THREADS) {

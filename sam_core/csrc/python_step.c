@@ -76,7 +76,7 @@ PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
     bool is_uniform = false;
     if (PyIndex_Check(
             given[K])) { // NumPy's scalars are integers and buffers, its arrays only claim to be both
-        Py_ssize_t k = PyNumber_AsSsize_t(given[K], NULL); // clipped, and then refused as too large
+        Py_ssize_t k = PyNumber_AsSsize_t(given[K], NULL); // clipped to its range, then refused as too large
         is_uniform = !PyErr_Occurred();
         if (!is_uniform && !(PyErr_ExceptionMatches(PyExc_TypeError) && PyObject_CheckBuffer(given[K])))
             return NULL;
@@ -167,7 +167,7 @@ static bool is_integer(PyObject *object) {
 }
 
 static int get_token(PyObject *object, int32_t *token) {
-    Py_ssize_t value = PyNumber_AsSsize_t(object, NULL); // clipped
+    Py_ssize_t value = PyNumber_AsSsize_t(object, NULL); // clipped to its range
     if (value == -1 && PyErr_Occurred())
         return -1;
     *token = (int32_t)value;

@@ -11,7 +11,8 @@ void count_candidates(draft *d, node *n) {
     uint32_t length = 0; // of m
     const bool group_first = n->length[RULE_GROUP] > n->length[RULE_REQUEST];
     for (uint32_t i = 0; i < RULE_INDEXES; i++) {
-        // The request wins a tie, though it comes second where more of it stands in the group.
+        // The index with the longer suffix comes first, since it may make the other look-up needless. On a tie the
+        // request wins.
         const uint32_t s = i == group_first ? RULE_REQUEST : RULE_GROUP, tie = group_first && i;
         if (n->length[s] + tie > length &&
             match_index(context->index[s], s, n->state[s], n->length[s], 1, &matches[s]) &&

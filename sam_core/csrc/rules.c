@@ -61,7 +61,8 @@ static bool finish(draft *d, output *o, sam_memory *memory, rule_task *t) {
     return true;
 }
 
-// How many drafts of at most k tokens are made in turn: as many as fit a rule_work, or one.
+// How many drafts of at most k tokens are made side by side: the chains that fit a rule_work, at most RULE_BATCH; of
+// trees and copies one.
 static uint32_t batch_size(rule_name rule, bool tree, uint32_t k) {
     if (tree || !matches_again(rule))
         return 1;

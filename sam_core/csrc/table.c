@@ -8,7 +8,7 @@ enum { AHEAD = 8 }; // tokens; their slots are prefetched
 
 static const size_t ngrams[TABLE_NGRAMS] = {1, 2, 3, 5, 8};
 
-// A token, and the slots of the n-grams in front of it.
+// A new token, and the slots of the n-grams that end before it.
 typedef struct {
     size_t row, at, num_slots;
     struct {
@@ -29,15 +29,15 @@ static void set(ngram_table *t, size_t cell, int32_t value) {
 
 static size_t pages_end(const ngram_table *t) { return t->size - 2 * t->num_slots; }
 
-// The cell of the next token. Opens a page at the end of one, and where another text has taken the text's.
+// The cell of the next token. Opens a new page if the text's page is full, or was reused for another text.
 static size_t place(ngram_table *t, size_t at, int64_t *page) {
-    uint64_t behind = t->opened - (uint64_t)*page; // pages, and the text's own
+    uint64_t behind = t->opened - (uint64_t)*page; // pages opened since the text's, itself included
     if (at % TABLE_PAGE == 0 || *page < 0 || behind == 0 || behind > t->num_pages)
         *page = (int64_t)t->opened++;
     return TABLE_TEXTS + (uint64_t)*page % t->num_pages * (TABLE_PAGE + 1) + at % TABLE_PAGE;
 }
 
-// An n-gram's pair of cells is followed by the token at `position`.
+// Notes in an n-gram's pair of cells that the token at `position` followed it.
 static void follow(ngram_table *t, size_t pair, int32_t check, uint32_t position, int32_t token) {
     uint32_t old = (uint32_t)t->memory[pair], confirmed = 0;
     if (t->memory[pair + 1] == check && old % UNIT < pages_end(t)) {

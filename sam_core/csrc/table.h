@@ -42,7 +42,7 @@ typedef struct {
     size_t rows, width;
     const int32_t *groups;        // [rows]
     const int32_t *starts, *ends; // [rows], 0 <= start <= end <= width
-    // [rows], the page that each ends in, as the last call for it has left it here; anything at first.
+    // [rows], the page that each text ends in, which the call updates for the next one; anything for a new text.
     int64_t *pages;
 } table_texts;
 

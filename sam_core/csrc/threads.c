@@ -110,8 +110,8 @@ static void append_tokens(worker *w, token *tokens, uint32_t count) {
     }
 }
 
-// Feeds a block, without a limit of work. Each pass over the rows appends the next token of each request's text, and of the
-// first of a group's texts that has one, so that neighbouring tokens seldom are of the same text.
+// Feeds a block, without a limit of work. Each pass over the rows appends the next token of each request's text, and
+// of the first of a group's texts that has one, so that neighbouring tokens seldom are of the same text.
 static void feed_tokens(worker *w, const job *j, uint32_t from, uint32_t to) {
     enum { TOKENS = 128 };
     token tokens[TOKENS + RULE_INDEXES];
@@ -246,8 +246,8 @@ static void learn_rows(pool *p, size_t rows, int first, int end, bool marked) {
 
 static uint32_t number_of(const worker *w) { return (uint32_t)(w - w->team->workers); }
 
-// Learns the lessons that nobody else does. Each helper begins with the same one in all steps, as its cache has what that
-// changes.
+// Learns the lessons that nobody else does. Each helper begins with the same one in all steps, as its cache has what
+// that changes.
 static void learn(worker *w) {
     thread_team *t = w->team;
     for (uint32_t i = 0; i < RULE_LESSONS; i++) {

@@ -4,7 +4,7 @@
 
 #include "group.h"
 
-// Whether the index reads the beginning of the text from the root to the cursor.
+// Whether the text up to the cursor leads from the root of the index to the cursor's state.
 static bool reads(const sam_index *index, const sam_text *text, const sam_cursor *cursor) {
     sam_state s = SAM_ROOT;
     for (uint32_t i = 0; i < cursor->length; i++)

@@ -5,8 +5,8 @@
 
 #include "pool.h"
 
-// Checks every invariant of the pool and its indexes; slow, for tests. Returns false, with a sentence in *reason, if one does
-// not hold.
+// Checks every invariant of the pool and its indexes; slow, for tests. Returns false, with a sentence in *reason, if
+// one does not hold.
 bool pool_validate(pool *p, const char **reason);
 
 #endif
