@@ -49,7 +49,7 @@ MEANINGS = {
         "verify": "`rejection`: rejection sampling. `seeded`: the text is the same with and without drafts, see "
         "[verification](ascend.md#verification)",
         "min_prob": "a draft ends before the estimated probability that all of it is accepted falls below this. "
-        "0: below 2^-30. Switch `auto` uses at most 0.02. No effect with the plugin",
+        "0 stands for 2^-30. Switch `auto` uses at most 0.02. No effect with the plugin",
         "corpus": "a text collection that all requests draft from, built by `python -m sam_core build-corpus`; on "
         "every node, with the model's vocabulary. Models with another tokenizer refuse a corpus built with "
         "`--tokenizer`",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the number of draft tokens of each request in a step that gives the most tokens per second."""
+"""Chooses how many draft tokens each request gets in a step, for the most tokens per second."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Choice(NamedTuple):
     """Drafts of a step.
 
     lengths: int32 [B], draft tokens of each request.
-    gain: predicted tokens per second as a multiple of those without drafts; with prompts, if that is less, one plus the
-        net value of the drafts as a share of the B tokens of a step without drafts.
+    gain: predicted tokens per second, divided by those without drafts. If the step reads prompts, at most one plus the
+        net value of the drafts divided by B, the tokens of a step without drafts.
     rate: tokens per second of the best step without prompts.
     accepted: tokens of the drafts that are expected to be accepted.
     """
@@ -73,7 +73,7 @@ def choose(
         cost: the cost of a step.
         uniform: 0, or a number of tokens that either all requests or none get, as captured graphs need; padding of
             shorter drafts is assumed to be rejected.
-        with_prompts: cost of the step including the prompts that it reads, by its other rows; None: it reads none.
+        with_prompts: cost of the step with the prompts that it reads, by its number of other rows; None: it reads none.
         guess: a guess of the rate, such as that of the previous step; it only affects the time to find the rate.
         turn: among tokens of equal value, those of request turn % B and the following ones come first. A number that
             changes from step to step gives all requests their turn.
@@ -132,7 +132,7 @@ class Calibration:
     def observe(self, counts: Float64) -> None:
         """A step has ended.
 
-        Counts decay without drafts as well, so that refused scores are tried again.
+        Counts decay without drafts as well, so that scores whose drafts were refused are tried again.
 
         Args:
             counts: [2, NUM_BINS], verified draft tokens by their scores: refused ones, accepted ones.

@@ -32,7 +32,7 @@ bounds how often noise looks like a change."""
 KEPT_AFTER_CHANGE = 0.3
 """Weight of earlier steps after such a change, which may also have changed the cost of larger steps."""
 MAX_SLOWDOWN = 0.3
-"""Residual from which a step is ignored unless the previous one of its kind was as slow; limits what a pause does."""
+"""Residual from which a step is ignored unless the previous one of its kind was as slow; limits what a stall does."""
 MEAN_SHARE = 0.02
 """Weight of each step in the mean seconds of a step, by which slopes are compared."""
 SWEEPS = 30, 4
@@ -60,21 +60,21 @@ class StepCost:
         graph_sizes: rows of the captured graphs; the engine pads a step to the next larger one.
 
     steps, with_drafts, without_prompts: number of steps so far, of those with drafts, and of those that read no prompt.
-    max_rows: rows of the largest of the latter.
+    max_rows: rows of the largest step that read no prompt.
     """
 
     def __init__(self, memory: float = math.inf, graph_sizes: Iterable[int] = ()) -> None:
         self._keep = math.exp(-1 / memory)
         sizes = np.array(sorted(graph_sizes) or [1], np.int32)
         self._padded = sizes[np.searchsorted(sizes, np.arange(sizes[-1] + 1))]
-        self._model = np.zeros((NUM_FEATURES + 3, NUM_FEATURES))  # see step_seconds
+        self._model = np.zeros((NUM_FEATURES + 3, NUM_FEATURES))  # see step_seconds in _sam.pyi
         self._weights = self._model[-1]
         self.steps = self.with_drafts = self.without_prompts = 0
         self.max_rows = 1
         self._mean = 0.0  # seconds of a step
         self._residuals: deque[float] = deque(maxlen=SPEED_WINDOW)
-        self._large = MAX_RESIDUAL  # from where on a residual is large
-        self._was_slow = [False] * 4  # the last step of each kind
+        self._large = MAX_RESIDUAL  # a larger residual is large
+        self._was_slow = [False] * 4  # whether the previous step of each kind was slow
 
     @property
     def fitted(self) -> bool:

@@ -21,7 +21,7 @@ POSITIONS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 def since(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """The counts between two calls of SamProposer.stats(): differences, but for LEVELS the later value.
+    """The change between two results of SamProposer.stats(): differences, and for names in LEVELS the later value.
 
     before: may be empty.
     """

@@ -56,7 +56,7 @@ class SaveTimer:
         return self.clock() >= self._next
 
     def run(self, save: Callable[[], None]) -> None:
-        """Call `save` and measure it; raises what `save` raises."""
+        """Call `save`, and set the time of the next one by how long it took; raises what `save` raises."""
         start = self.clock()
         try:
             save()

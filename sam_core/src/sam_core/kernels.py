@@ -65,7 +65,7 @@ class Drafter:
         width: W.
         adaptive: whether drafts get confidences.
 
-    num_of_model: int32 [num_states], of each request's latest draft: the number of tokens that the model drafter made.
+    num_of_model: int32 [num_states], the number of tokens in each request's latest draft that the model drafter made.
     worth: float32 [num_states, 2], the expected number of accepted tokens of its better draft if the model drafter
         runs one pass, and if it runs all.
     """

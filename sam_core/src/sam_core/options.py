@@ -50,7 +50,7 @@ class Options:
         and the token's position, so that the text is the same with and without drafts. Both sample the model's
         distribution.
     min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1;
-        with 0 before it falls below 2**-30. `auto` uses at most MAX_AUTO_MIN_PROB.
+        0 stands for 2**-30. `auto` uses at most MAX_AUTO_MIN_PROB.
     corpus: path of a file that `python -m sam_core build-corpus` wrote, a source for all requests; None: none.
     history: full path of a folder that outlives the engine, where its history and what switch `auto` learned are saved
         and restored; None: they are lost when the engine ends. Needs source `history`.

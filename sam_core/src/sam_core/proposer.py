@@ -34,7 +34,7 @@ class SamProposer:
         drafting: False on ranks whose drafts the engine does not use.
         renew_noise: called once on each rank, by the first `propose`, if `Options.repeats_noise`.
         graph_sizes: rows of the graphs that the engine captures, to which it pads its steps.
-        logger: the engine's; it receives a message whenever the switch turns.
+        logger: the engine's; it receives a message whenever the switch turns on or off.
         texts: other arguments of RequestTexts.
     """
 
@@ -84,8 +84,7 @@ class SamProposer:
         model gives it, so it changes no distribution. It is only counted separately.
 
         No request gets a draft if there would be only padding, or if one request must not be drafted or is within k
-        tokens of max_model_len. A step that still reads a prompt is not uniform with any drafts, so its drafts are not
-        padded.
+        tokens of max_model_len. A step that still reads a prompt cannot be uniform, so its drafts are not padded.
         """
         self.uniform = True
         self.texts.pool.min_prob = 0.0

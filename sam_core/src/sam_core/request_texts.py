@@ -261,7 +261,7 @@ class RequestTexts:
             self._close(req_id, keep=False)
 
     def stats(self) -> dict[str, Any]:
-        """Counters that all proposers have, see SamProposer.stats; `proposed` counts the pool's drafts."""
+        """Counters that all proposers have, see SamProposer.stats; `proposed` counts the pool's draft tokens."""
         pool = self.pool.stats()
         by_source: dict[str, Any] = {**pool["by_source"]}
         return {

@@ -139,9 +139,9 @@ class AutoSwitch(Switch):
     chosen before. In steps that read prompts, the value of drafts is the time that they save in steps without prompts.
     The next step is expected to read the same number of prompt tokens as the latest steps.
 
-    Learned costs may be wrong, and steps that are all alike do not show it. So if drafts seem to pay, a step without
-    drafts is run now and then; if they do not, a step with drafts. The interval grows each time, until such a step is
-    faster than predicted.
+    Learned costs may be wrong, and steps that are all alike do not show it. So the switch explores: while drafts seem
+    to pay, it runs a step without drafts now and then (a check); while they do not, a step with drafts (a trial). The
+    interval grows each time, until such a step is faster than predicted.
 
     Decisions depend on the clock, so two processes decide differently: use the switch only on the rank whose drafts are
     used. It does not work with pipeline parallelism, where the steps of micro-batches overlap.
@@ -193,9 +193,9 @@ class AutoSwitch(Switch):
         self.cost = StepCost(self.MEMORY, graph_sizes)
         self.calibration = Calibration()
         self._start: float | None = None
-        self._rate, self._gain = 0.0, 1.0  # of the latest choice, and of the latest that paid
+        self._rate, self._gain = 0.0, 1.0  # rate of the latest choice, gain of the latest one that paid
         self._surprise = 0.0  # mean residual of steps with drafts
-        self._checks = self._tries = False  # whether the step that runs is to show what none, or what some, cost
+        self._checks = self._tries = False  # whether the running step is a check without drafts, a trial with drafts
         self._plain_interval, self._trial_interval = self.PLAIN_INTERVALS[0], self.TRIAL_INTERVALS[0]
         self._since_plain = self._since_drafts = 0
         self._idle = self._skip = self._batch = 0

@@ -25,9 +25,9 @@ Server = TypeVar("Server")
 class PromptRoutes:
     """Routing that is sticky per prompt, with bounded imbalance.
 
-    A request goes to the server that runs other answers to its prompt. A prompt without running answers returns to its
-    previous server, whose history has it. It moves to the least loaded server instead, where new prompts go as well, if
-    the previous one has the answers to SLACK prompts more in flight. So routing makes servers differ by little more
+    A request goes to the server that runs other answers to its prompt. A new prompt goes to the least loaded server. A
+    prompt without running answers returns to its previous server, whose history has it, unless that server has the
+    answers to SLACK prompts more in flight than the least loaded one. So routing makes servers differ by little more
     than the answers to SLACK prompts; the rest is due to the lengths of answers. A prompt with more than
     SLACK * MAX_GROUP answers in flight is spread over servers. All turns of a conversation stay on one server.
 

@@ -13,7 +13,7 @@ Call = Callable[[ModuleType], None]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """A finder that exists once per process: two would call each other without end."""
+    """Calls functions after an import. Exists once per process: two finders would call each other without end."""
 
     def __init__(self) -> None:
         self.calls: dict[str, list[Call]] = {}

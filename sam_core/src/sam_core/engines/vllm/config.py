@@ -103,7 +103,7 @@ def check_layers(model: Any) -> None:
     if not hasattr(CachedRequestState, "num_accepted_tokens"):  # patch vllm/0015 of pin set vllm-0.23 adds it
         problem = "this vLLM reads wrong states in rows without drafts"
     elif current_platform.is_out_of_tree():
-        problem = "vllm-ascend verifies in them only as many drafts as num_speculative_tokens, and sam may draft fewer"
+        problem = "vllm-ascend verifies in them only drafts of num_speculative_tokens tokens, and sam may draft fewer"
     elif not hasattr(model.hf_text_config, "linear_num_value_heads"):
         problem = "the patches work with gated delta nets only (vLLM 0.32 or later with the plugin drafts for others)"
     elif current_platform.is_cpu():

@@ -70,7 +70,7 @@ class _Step:
 
 
 class PlainTimes:
-    """Seconds of plain steps, by running requests in powers of two.
+    """Seconds of plain steps, for each power of two of running requests.
 
     Steps with drafts are compared with them. The times are used as measured: predicted costs for other rows and
     contexts are too uncertain on an engine that also waits for its host.
@@ -95,16 +95,17 @@ class PlainTimes:
 
 
 class Account:
-    """Gain or loss by drafts in steps with about the same number of requests, in plain steps; and the pauses it causes.
+    """Gain or loss from drafts while about the same number of requests run, and the pauses that a loss causes.
 
-    Each pause is twice as long as the previous one, until drafts have gained MAX_GAIN.
+    The unit is the time of a plain step. Each pause is twice as long as the previous one, until the gain reaches
+    MAX_GAIN.
     """
 
     def __init__(self) -> None:
         self._gained, self._pause, self._until = 0.0, PAUSES[0], 0
 
     def add(self, gain: float, step: int) -> None:
-        """A step with drafts has ended. `gain`: in plain steps; less than 0: a loss."""
+        """Add the gain of a step with drafts, in plain steps; negative for a loss."""
         self._gained = min(self._gained + min(max(gain, -MAX_STEP), MAX_STEP), MAX_GAIN)
         if self._gained == MAX_GAIN:
             self._pause = PAUSES[0]
@@ -129,21 +130,21 @@ class Passes:
     def __init__(self, count: int) -> None:
         self.count = count
         self._residuals: dict[bool, deque[float]] = {each: deque(maxlen=PASS_SAMPLES) for each in (False, True)}
-        self._same = 0  # steps since one had the other passes
+        self._same = 0  # steps since the other choice was tried
 
     @property
     def share(self) -> float:
-        """Time of all later passes as a share of a step with one."""
+        """Time of all later passes, as a share of a step with one pass."""
         one, all_passes = self._residuals[False], self._residuals[True]
         if min(len(one), len(all_passes)) < PASS_SAMPLES:
             return PASS_SHARE * (self.count - 1)
         return max(0.0, math.exp(statistics.median(all_passes) - statistics.median(one)) - 1)
 
     def learn(self, passes: int, residual: float) -> None:
-        """A step with so many passes has ended.
+        """Learn from a step with this number of passes.
 
         Args:
-            residual: logarithm of its seconds as a multiple of those that its rows and context let expect.
+            residual: logarithm of its seconds, divided by those predicted from its rows and context.
         """
         if passes in (1, self.count):
             self._residuals[passes > 1].append(residual)
@@ -152,8 +153,8 @@ class Passes:
         """Whether the later passes are to run.
 
         Args:
-            one, full: expected tokens of a step with one pass, and with all.
-            explores: whether steps are timed.
+            one, full: expected tokens of a step with one pass, and with all passes.
+            explores: whether to try the other choice now and then; it needs timed steps.
         """
         pays = full > one * (1 + self.share)
         self._same += 1
@@ -187,7 +188,7 @@ class Pauses:
         self.cost = StepCost(MEMORY, graph_sizes)
         self.trials: tuple[Sequence[int], Sequence[float]] = [1], [0.0]
         self._new_event = new_event
-        self._events: list[Any] = []  # for reuse
+        self._events: list[Any] = []  # to be reused
         self._plain = PlainTimes()
         self._accounts: dict[int, Account] = {}
         self._gained = self._ratio = 1.0  # tokens per request and step with drafts; their rate relative to plain steps
@@ -215,7 +216,7 @@ class Pauses:
             self._age = 0
         number, (least, most) = self._number, PLAIN_INTERVALS
         if number >= self._next_plain + PLAIN_STEPS:
-            cost = (PLAIN_STEPS + LAG) * max(self._ratio - 1, 0) / self._gained  # of a plain run, in steps
+            cost = (PLAIN_STEPS + LAG) * max(self._ratio - 1, 0) / self._gained  # of a run of plain steps, in steps
             self._next_plain = number + round(min(max(cost / PLAIN_SHARE, least), most))
         elif not self._plain.knows(requests) and number >= self._last_plain + least:
             self._next_plain = min(self._next_plain, number)
@@ -240,7 +241,7 @@ class Pauses:
         self._unread.append(step)
 
     def drafted(self, passes: int) -> None:
-        """Record that the model drafter ran so many passes in the step that was launched last."""
+        """Record the number of the model drafter's passes in the latest launched step."""
         if self._steps:
             self._steps[-1].passes = passes
 

@@ -339,6 +339,7 @@ class Speculator:
     # ---- requests
 
     def _join(self, text: Text) -> None:
+        """Record the group of a request that has joined the batch."""
         row, group = text.row, self.groups[text.req_id]
         if group.key is None or "group" not in self._sources:
             group = Group(None, text.req_id.encode())

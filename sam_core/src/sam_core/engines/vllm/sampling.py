@@ -195,7 +195,7 @@ def request_noise(vllm_config: Any, device: torch.device) -> RequestNoise | None
 
 
 def renew_noise(tp_group: Any) -> None:
-    """Seed torch and NumPy with the same random seed on all ranks of the tensor-parallel group, which all call this."""
+    """Seed torch and NumPy with one random seed on all ranks of the tensor-parallel group, which must all call this."""
     seed = secrets.randbits(32)
     if tp_group.world_size > 1:
         seed = tp_group.broadcast_object(seed, src=0)

@@ -22,7 +22,7 @@ def install(module: ModuleType) -> None:
     server, client = module.vLLMHttpServer, module.AsyncLLM
 
     class Engine(client):  # type: ignore[misc, valid-type]
-        """vLLM's AsyncLLM that counts its steps if it has method sam or is compared with one."""
+        """vLLM's AsyncLLM that counts its steps if it has method sam, or is compared with an engine that has."""
 
         @classmethod
         @functools.wraps(client.from_vllm_config.__func__)

@@ -29,5 +29,5 @@ def uses_sam(rollout: Mapping[str, Any]) -> bool:
 
 
 def is_watched(rollout: Mapping[str, Any]) -> bool:
-    """Whether the engine has method sam or is to be compared with one (additional_config.sam_verify is given)."""
+    """Whether the engine has method sam, or is compared with one that has (additional_config.sam_verify is given)."""
     return uses_sam(rollout) or "sam_verify" in (engine_arguments(rollout).get("additional_config") or {})
