@@ -109,7 +109,10 @@ def read_prompts(path: Path | None, model: str) -> list[list[int]]:
 
 
 def answer(args: argparse.Namespace, prompts: list[list[int]], k: int) -> tuple[list[GeneratedAnswer], dict[str, int]]:
-    """Greedy answers of a new engine, and its draft token counts; with k > 0 the second answers, with drafts."""
+    """Greedy answers of a new engine, and its draft token counts.
+
+    With k > 0 the engine answers twice, and the second answers, which it drafts from the first, are returned.
+    """
     settings = {
         "skip_tokenizer_init": True,
         "max_model_len": max(map(len, prompts)) + args.tokens + 1,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage: fork_client.py FOLDER ARGUMENTS   Let the server of llm_rl.forks run `python ARGUMENTS`, and end as that ends.
+"""Usage: fork_client.py FOLDER ARGUMENTS   Let the server of llm_rl.forks run `python ARGUMENTS`, and exit as it does.
 
 Imports little, as every process of a run starts by it.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reward of an answer, by one rule in all pin sets: that of verl 0.6.1 and, judging by its figures, the article.
+"""The reward of an answer: in all pin sets the rule of verl 0.6.1 and, judging by its figures, of the article.
 
 If a mathematical answer has no line "Answer:", verl 0.9.1 also accepts the content of \\boxed{}, so untrained models
 start from a higher reward.

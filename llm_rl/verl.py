@@ -62,12 +62,12 @@ def _common(recipe: Recipe, pin_set: PinSet) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "actor_rollout_ref.rollout.max_model_len": recipe.sequence_length,
         "actor_rollout_ref.actor.use_dynamic_bsz": train.max_tokens_per_die is not None,
-        # verl 0.6.1 asks for it with Megatron, even with use_dynamic_bsz.
+        # verl 0.6.1 requires it with Megatron, even with use_dynamic_bsz.
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": train.micro_batch_size or 1,
         "trainer.save_freq": recipe.checkpoints.every or -1,
         "trainer.resume_mode": "auto" if recipe.checkpoints.every else "disable",
     }
-    if recipe.cluster.device == "npu":  # named after NCCL, but the timeout of process groups of any backend
+    if recipe.cluster.device == "npu":  # named after NCCL, but it applies to any backend
         settings["actor_rollout_ref.nccl_timeout"] = collective_timeout(recipe, pin_set)
     if train.backend == "megatron" and train.recompute:
         layers = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute_"
@@ -93,7 +93,7 @@ def _mindspeed(recipe: Recipe) -> dict[str, Any]:
 
 
 def _speculation(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, Any]:
-    """The engine's settings of SAM. Without speculation it samples as with it: by the same mode of verification."""
+    """Settings of SAM for the engine. Without speculation it samples in the same mode, for comparison."""
     if recipe.sam == "off":
         verify = recipe.options.verify
         additional = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config."

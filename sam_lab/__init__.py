@@ -10,7 +10,7 @@ drafters, automaton         drafters: sam_core's pool, the article's automaton i
 engine_replay               recorded answers drive the real engine
 plan                        predict a recipe's rollout; `article` fits it to the article's figures
 bench                       time, memory and acceptance compared with other drafters
-evidence                    every way to speculate on recorded answers, by the clocks of several devices
+evidence                    every way to speculate on recorded answers, with cost models of several devices
 papers                      SuffixDecoding, REST and GSD: their claims on recorded answers
 switch_worlds               switch `auto` in random worlds
 standin                     engines over the tests' stand-in for torch_npu: host time, waits, launches

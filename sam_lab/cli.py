@@ -99,7 +99,7 @@ def digest(path: Path) -> str:
 
 
 class Results:
-    """Results of a command, dicts, in a JSON file that is written anew with each.
+    """Results of a command, a list of dicts in a JSON file that is rewritten after each result.
 
     Args:
         path: the file; None keeps the results in memory alone.

@@ -63,7 +63,7 @@ def own_match(text: Int32, depth: int) -> tuple[int, int]:
 class Corpus:
     """Answers that have ended, in a ring of tokens; the oldest are overwritten.
 
-    A token has the number of its answer and its place in the ring as its entry, in a bucket for each of KEYS.
+    The entry of a token, its answer's number and its place in the ring, is in one bucket for each length in KEYS.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -87,7 +87,7 @@ class Corpus:
         self.answers += 1
 
     def _buckets(self, keys: Int32) -> Int64:
-        """Of keys [N, width], latest token first."""
+        """The bucket of each of the keys [N, width], latest token first."""
         mixed = np.zeros(len(keys), np.uint64)
         for token in keys.T:
             mixed = (mixed + token.astype(np.uint64) + np.uint64(1)) * np.uint64(0xD6E8FEB86659FD93)
@@ -110,9 +110,10 @@ class Corpus:
     def vote(self, entries: Int64, lengths: Int64, k: int) -> tuple[list[int], int]:
         """At most k tokens and the length of their match, from what `look_up` found for a text.
 
-        For each length, entries whose match is as long choose token by token: the most frequent one, of equals that of
-        the latest entry; those that go on otherwise leave. A token's probability is the product of the shares so far.
-        The tokens with the highest sum of probabilities are chosen, of equals those of the longer match.
+        For each match length, the entries whose match has at least this length vote token by token. The most frequent
+        token wins, on a tie that of the latest entry; entries that continue with another token drop out. A token's
+        probability is the product of the winners' shares of the votes so far. The tokens with the highest sum of
+        probabilities are returned, on a tie those of the longer match.
         """
         found = {}
         for entry, length in zip(entries[::-1].tolist(), lengths[::-1].tolist(), strict=True):
@@ -125,7 +126,7 @@ class Corpus:
         best: tuple[float | np.float32, int, list[int]] = 0.0, 0, []
         for least in {length for length, *_ in rows}:
             voters = [(entry, text) for length, entry, text in rows if length >= least]
-            share, score, tokens = np.float32(1), np.float32(0), []  # rounded as on the device: of equals one wins
+            share, score, tokens = np.float32(1), np.float32(0), []  # rounded as on the device, which decides ties
             for place in range(k):
                 going = [(entry, text) for entry, text in voters if len(text) > place]
                 if not going:
@@ -166,7 +167,7 @@ class SuffixDevice:
         return drafts
 
     def end(self, text: Int32, prompt: int) -> None:
-        """A text with so many tokens of a prompt has ended."""
+        """Add a text that has ended to the corpus; `prompt` is the number of its prompt tokens."""
         if self.corpus:
             self.corpus.add(text[max(prompt - PROMPT_TAIL, 0) :])
 
@@ -179,13 +180,13 @@ class Acceptance:
         self.steps = 0
 
     def probabilities(self, draft: Draft) -> npt.NDArray[np.float64]:
-        """That each token is accepted if those before it are."""
+        """The probability of each token that it is accepted if all before it are."""
         at = self._class(draft)
         accepted, verified = (counts[at][: len(draft.tokens)] for counts in (self.accepted, self.verified))
         return np.asarray((accepted + 1) / (verified + 2))
 
     def add(self, draft: Draft, verified: int, accepted: int) -> None:
-        """So many tokens of a draft were verified, and so many accepted."""
+        """Count a draft of which this many tokens were verified, and this many accepted."""
         at = self._class(draft)
         self.accepted[at][:accepted] += 1
         self.verified[at][: min(accepted + 1, verified)] += 1

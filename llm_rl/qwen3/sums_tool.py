@@ -27,7 +27,7 @@ def add(numbers: list[int]) -> str:
 
 @ToolParser.register("sums")
 class SumsParser(ToolParser):
-    """Finds a call of `add` in an answer; set by rollout.multi_turn.format: sums."""
+    """Finds a call of `add` in an answer; selected by rollout.multi_turn.format: sums."""
 
     async def extract_tool_calls(self, responses_ids, tools=None):
         text = self.tokenizer.decode(responses_ids, skip_special_tokens=True)

@@ -162,7 +162,7 @@ def _arm(run, first):
 
 
 def _log_prob_differences(run):
-    """Tokens of all training steps by upper bound of their log-probability difference between rollout and training.
+    """Number of tokens of all training steps, by upper bound of their log-probability difference (rollout, training).
 
     Empty if no step logged it.
     """

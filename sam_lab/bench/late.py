@@ -91,9 +91,9 @@ class LateDrafter(SamDrafter):
         self.device_s: list[float] = []
         self._texts = itertools.cycle(range(num_texts))
         self._numbers = itertools.cycle(range(COMMON + 1, MAX_TOKEN))
-        self._groups: dict[str, tuple[int, set[int]]] = {}  # number, open requests
+        self._groups: dict[str, tuple[int, set[int]]] = {}  # number in the table, open requests
         self._ended: list[int] = []
-        self._dropped: set[str] = set()  # once they are empty
+        self._dropped: set[str] = set()  # groups to be forgotten once they are empty
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
         super().start(request, prompt_ids, group)
@@ -133,7 +133,7 @@ class LateDrafter(SamDrafter):
             self._close()
 
     def drop(self, group: str) -> None:
-        """Once its last request is closed: see `_close`."""
+        """Forget a group once its last request is closed: see `_close`."""
         self._dropped.add(group)
 
     def _host(self, requests: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], Any]:

@@ -199,7 +199,7 @@ class Case:
 
 
 def targets(measured: list[dict], device: torch.device) -> list[Row]:
-    """The targets, as rows of the table."""
+    """Rows of the table: our time, operations, waits and AICPU operators, and those of both releases."""
 
     def row(section: str, what: str, unit: str, better: str, bound: float, ours: float, peers: dict) -> Row:
         figures: dict[str, Figure | str] = {name: Figure.of([value]) for name, value in peers.items()}

@@ -256,11 +256,10 @@ class Suffix:
 
 
 class SuffixDevice:
-    """vLLM's suffix decoding on the second runner with adaptive verification, and a budget of draft tokens for each
-    step: tokens that the requests are expected to gain over the seconds of the step are to be most.
+    """vLLM's suffix decoding on the second runner with adaptive verification.
 
-    vLLM's budget is from the probabilities of the step before, and from costs that it measured without drafts when it
-    started. Here both are exact.
+    Each step has the budget of draft tokens with the most expected tokens per second. vLLM computes its budget from the
+    probabilities of the previous step and the costs that it measured without drafts at its start; here both are exact.
     """
 
     passes = 0

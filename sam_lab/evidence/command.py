@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab evidence`: compare all ways to speculate on shipped answers, by the clocks of several devices."""
+"""`python -m sam_lab evidence`: compare all ways to speculate on shipped answers, with cost models of devices."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ Finished rollouts are kept in OUT/jobs: --resume continues an interrupted run, o
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Compare every way to speculate on recorded answers, by the clocks of several devices."
+    parser.description = "Compare every way to speculate on recorded answers, with cost models of several devices."
     add = parser.add_argument
     add(
         "--sets",

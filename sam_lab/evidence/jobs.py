@@ -61,7 +61,7 @@ class Job(NamedTuple):
 
 
 def job(of: str, part: str, running: int, arm: str, world: str) -> Job:
-    """With this world if the arm reads its clock."""
+    """A job; without the world if the arm does not read its clock, so that the arm runs once for all worlds."""
     clocked = arm != PLAIN and arms.parse(arm).method in arms.CLOCKED
     return Job(of, part, running, arm, world if clocked else "")
 

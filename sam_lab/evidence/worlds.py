@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clocks: what a step takes on a device, measured or by its roofline."""
+"""Worlds: cost models of an engine on a device, fitted to measured steps or from a roofline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXPENSIVE = "article"
 
 @dataclass(frozen=True)
 class World:
-    """A device and an engine.
+    """The cost model of an engine on a device.
 
     cost: cost of a step. verify: additional seconds of a step with drafts, whatever its size.
     padded: whether `auto` drafts k tokens for every request or for none, as captured graphs need.

@@ -310,8 +310,8 @@ def _slowest(round_: Round) -> Trace:
 def compare(draws: int, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """The fit, the predictions and what was measured.
 
-    Values are medians over `draws` random worlds (0: those of the nominal world), low and high their 10 to 90 %. Of
-    predictions, that range is widened by what the other runs show to be needed (see `_widen`).
+    Values are medians over `draws` random worlds (0: those of the nominal world), low and high their 10 to 90 %. The
+    ranges of predictions are widened as far as the other runs require (see `_widen`).
     """
     worlds = [(Assumptions.drawn(np.random.default_rng([7, draw])), (draw, draw + 1000)) for draw in range(draws)]
     found = []

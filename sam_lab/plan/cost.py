@@ -22,14 +22,13 @@ class Device:
 
     bandwidth: memory, bytes per second; flops: per second, dense bf16; link: bytes per second to other dies, one way.
     collective, exchange: seconds before the first byte of an all-reduce, and of an all-to-all of experts.
-    launch: host seconds an operator in eager mode. operators, expert_operators: operators that vllm-ascend 0.11
+    launch: host seconds per operator in eager mode. operators, expert_operators: operators that vllm-ascend 0.11
     launches per layer, counted in its source: norm, qkv, two norms of q and k, rope, cache, attention, output,
     all-reduce, norm, two matrix products and an activation, all-reduce; with experts instead of the MLP router, top-k,
     cast, dispatch, two grouped products, activation, combine, and the padding, slicing and gathering around them.
     draft_context: attention's cost of a draft token, as a share of that of its request's context without drafts; 0.43
-    was measured on a CPU, the 910C's operator is not known. verify, max_verify: seconds per layer by which a step with
-    drafts is longer, whatever it reads and
-    computes: waits of the host for the device; and at most.
+    was measured on a CPU, the 910C's operator is not known. verify: seconds per layer by which a step with
+    drafts is longer, whatever it reads and computes, as the host waits for the device. max_verify: its upper bound.
     """
 
     name: str

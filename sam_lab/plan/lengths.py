@@ -20,7 +20,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Lengths:
-    """A lognormal or a Weibull distribution cut at `limit`, where its mass beyond the limit is.
+    """A lognormal or a Weibull distribution cut at `limit`, to which all longer lengths are shortened.
 
     mean: of the cut lengths, tokens. spread: sigma of the logarithm; of a Weibull 1/shape. together: share of the
     logarithm's variance that the answers to one prompt have in common (hard prompts have long answers).

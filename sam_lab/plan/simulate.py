@@ -47,7 +47,11 @@ class Policy:
 
 @dataclass
 class Trace:
-    """Stretches of equal steps. start: clock at the start of each; running: [stretch, ranks]; emitted: its tokens."""
+    """Stretches of equal steps.
+
+    start, seconds, steps: of each stretch. running: [stretch, ranks], running requests.
+    emitted, drafted: tokens and draft tokens of each stretch.
+    """
 
     start: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)

@@ -79,7 +79,7 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
 
 
 def growth(plan: Setup, mean: float) -> dict[str, float]:
-    """What grows with the prompts and answers per round and rank, with the prompts of an epoch, and with the dies."""
+    """Quantities that grow with the prompts and answers per round and rank, the prompts of an epoch, or the dies."""
     tokens = plan.gen_prompts * plan.n * (mean + plan.prompt_tokens)
     running = min(math.ceil(plan.gen_prompts * plan.n / plan.ranks), plan.slots)
     groups = math.ceil(running / plan.n)

@@ -49,7 +49,7 @@ class Arm(NamedTuple):
 
 
 def arms(graphs: bool) -> dict[str, Arm]:
-    """By name; each behind the one without speculation that it is compared with."""
+    """The arms by name; each follows the arm without speculation that it is compared with."""
     always = {"min_prob": 0, "threshold": MAX_BATCH}
     some: dict[str, Any] = {"compilation_config": GRAPHS} if graphs else {}
     if not OLD:

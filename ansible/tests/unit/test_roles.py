@@ -401,7 +401,7 @@ def test_ray_problems():
     lost, short, foreign = host.ray_problems(json.dumps(nodes), expected, 16)
     assert lost.startswith("b: Ray has no living node at 2")
     assert short.startswith("c: Ray has 8 NPU at 3, expected 16")
-    assert foreign.startswith("Ray has a node at 9, which is no host of npu_hosts")
+    assert foreign.startswith("Ray has a node at 9, which is not among npu_hosts")
     assert host.ray_problems(json.dumps(nodes[:1]), {"a": "1"}, 16) == []
     assert "lets no job start" in host.ray_problems("", expected, 16)[0]
 

@@ -63,7 +63,7 @@ def build(dist: str, version: str, sha256: str, make: Callable[[Path, Path], Non
 
 
 def imported(folder: Path, module: str) -> Any:
-    """The module of that name in what `build` has made."""
+    """Import a module from the folder that `build` has made."""
     sys.path.append(str(folder))
     try:
         return importlib.import_module(module)

@@ -25,7 +25,7 @@ def sysctl_changes(printed: str, expected: Mapping[str, str]) -> list[list[str]]
 def site_ports(printed: str) -> str:
     """The ports that a site reserves itself, of `now:`, `site:` and `written:` lines as role host_base reads them.
 
-    What the kernel reserves and the role did not write has come from the site meanwhile.
+    The site has added the ports that the kernel reserves now and the role did not write.
     """
     lines = dict(re.findall(r"^(\w+): *(.*?) *$", printed, re.MULTILINE))
     now, site, written = (ports_in(lines.get(name, "")) for name in ("now", "site", "written"))
@@ -44,13 +44,13 @@ def _ranges(ports: set[int]) -> str:
 
 
 def ports_in(value: str) -> set[int]:
-    """Of ports and ranges, "777,20000-20990", in any order; the kernel sorts them and joins neighbours."""
+    """The ports in text such as "777,20000-20990", in any order; the kernel sorts them and joins neighbours."""
     ranges = [part.partition("-") for part in value.split(",") if part]
     return {port for first, _, last in ranges for port in range(int(first), int(last or first) + 1)}
 
 
 def tree_problems(printed: str, host: str, pins: Mapping, needed: list[str]) -> list[str]:
-    """Sentences on `patchset status --json` of one host: modules that are not patched, missing ones of `needed`."""
+    """One sentence for each module that is not patched, or is missing though `needed`, by `patchset status --json`."""
     try:
         states = json.loads(printed.strip().splitlines()[-1])[pins["name"]]
     except (ValueError, KeyError, IndexError):
@@ -67,7 +67,7 @@ def tree_problems(printed: str, host: str, pins: Mapping, needed: list[str]) -> 
 
 
 def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[str]:
-    """Sentences on the output of ray_nodes.py. expected: {host: address}; `dies`: NPUs of each host."""
+    """One sentence for each problem in the output of ray_nodes.py. expected: {host: address}; dies: NPUs per host."""
     try:
         nodes = json.loads(printed.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -84,14 +84,15 @@ def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[s
                 f"{host}: Ray has {alive[address]:g} NPU at {address}, expected {dies}: restart sam-rl-ray there."
             )
     for address in set(alive) - set(expected.values()):
-        problems.append(f"Ray has a node at {address}, which is no host of npu_hosts: stop Ray there.")
+        problems.append(f"Ray has a node at {address}, which is not among npu_hosts: stop Ray there.")
     return problems
 
 
 def goes_on(end: Mapping, before: int, tried: int, retries: int) -> bool:
-    """Whether a run that has ended so is resumed: it has lost a host, or has got farther than when it was started.
+    """Whether to resume a run that has ended: if it has lost a host, or finished more steps since its start.
 
-    before: the newest step that was finished then. Who stops a run or fills its disk has to act first.
+    end: how it ended. before: the newest finished step at its start. After `systemctl stop`, or with a full disk, the
+    user has to act first.
     """
     if end["outcome"] == "timeout" or int(tried) >= int(retries):
         return False
@@ -103,9 +104,9 @@ def goes_on(end: Mapping, before: int, tried: int, retries: int) -> bool:
 
 
 def replacements(lost: list[str], hosts: list[str], spares: list[str], hostvars: Mapping) -> list[dict[str, Any]]:
-    """[{host, spare, variables}]: of the spares whose address no host has, one for each lost host while there are any.
+    """[{host, spare, variables}] for each lost host, while there are spares whose address no host has.
 
-    variables: what makes the host's name the spare's machine.
+    variables: settings that let the host's name stand for the spare's machine.
     """
 
     def address(name: str) -> str:

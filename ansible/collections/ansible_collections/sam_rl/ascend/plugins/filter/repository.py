@@ -23,7 +23,7 @@ def pin_set(repository: str, name: str) -> dict[str, Any]:
 
 
 def lasting(request: Mapping, may_change: Iterable[str]) -> dict[str, Any]:
-    """What a run was asked for without the overrides of keys that may be others when it goes on."""
+    """The request for a run, without overrides of keys that may change when the run is resumed."""
     overrides = [setting for setting in request["overrides"] if re.split(r"[.=\[]", setting)[0] not in may_change]
     return {**request, "overrides": overrides}
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Read what preflight checks of a host and no module of Ansible tells."""
+"""Read what the preflight checks need to know about a host and no module of Ansible returns."""
 
 from __future__ import annotations
 

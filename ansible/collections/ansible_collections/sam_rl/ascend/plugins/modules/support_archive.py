@@ -41,7 +41,7 @@ def tail(path, limit):
 
 
 def newest(patterns, limit, total):
-    """Files that match, from the newest on, until their last `limit` bytes are more than `total` together."""
+    """Files that match, newest first, while their ends, of up to `limit` bytes each, fit into `total` bytes."""
     states = {}
     for pattern in patterns:
         for path in glob.glob(pattern, recursive=True):
