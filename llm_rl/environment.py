@@ -123,7 +123,7 @@ def _ascend(recipe: Recipe, pin_set: PinSet) -> dict[str, str]:
 def _check_ascend(env: Mapping[str, str], recipe: Recipe, pin_set: PinSet) -> None:
     if "expandable_segments:True" in env.get("PYTORCH_NPU_ALLOC_CONF", ""):
         raise UserError(
-            "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's sleep mode refuses: take it out"
+            "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's sleep mode refuses: remove it"
         )
     if env.get("VLLM_ASCEND_ENABLE_NZ") != "0":
         raise UserError("VLLM_ASCEND_ENABLE_NZ must be 0: with the NZ layout vllm-ascend refuses updated weights")
@@ -140,7 +140,7 @@ def _check_ascend(env: Mapping[str, str], recipe: Recipe, pin_set: PinSet) -> No
             )
     if env.get("HCCL_INTER_HCCS_DISABLE", "FALSE").upper() == "TRUE":
         raise UserError(
-            "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins, which are not supported: use hosts of "
+            "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts connected by RoCE alone, which are not supported: use hosts of "
             "one super pod and unset it"
         )
     if env.get("HCCL_OP_EXPANSION_MODE") == "AIV" and (wait := collective_timeout(recipe, pin_set)) > HCCL_WAIT:

@@ -89,7 +89,7 @@ def read_records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise LabError(f"{where} is not JSON ({error}): a recording has one object a line") from None
+                raise LabError(f"{where} is not JSON ({error}): a recording has one object per line") from None
             if not isinstance(record, dict):
                 raise LabError(f"{where} is not a JSON object: {REQUIRED}")
             yield where, record

@@ -115,8 +115,8 @@ class Targets:
         parts = BOUND.fullmatch(text) if isinstance(text, str) else None
         if not parts:
             raise LabError(
-                f"{self.path}: {what!r} needs a text of '<=' or '>=' and a number, behind which ' x ' and the name of "
-                "a peer may stand, or '' where there is no target: correct it."
+                f"{self.path}: {what!r} must be a text: '<=' or '>=' and a number, then perhaps ' x ' and the name of "
+                "a peer; or '' for no target: correct it."
             )
         better, bound, of = parts.groups()
         if not bound:
@@ -134,7 +134,7 @@ class Targets:
     def check(self) -> None:
         """Raise LabError if the file has a target for a row that does not exist."""
         if unknown := [*self.entries.keys() - self.used]:
-            raise LabError(f"{self.path} has a target for {min(unknown)!r}, which no row is called: take it out.")
+            raise LabError(f"{self.path} has a target for {min(unknown)!r}, but no row has this name: remove it.")
 
 
 Sample = Callable[[], float]

@@ -212,7 +212,7 @@ class Records:
         lines = text.split("\n")[:-1] or [json.dumps(settings)]
         header, *records = map(json.loads, lines)
         if header != settings:
-            raise LabError(f"{path} is of other settings: leave out --resume, or choose another --out")
+            raise LabError(f"{path} was written with other settings: leave out --resume, or choose another --out")
         for record in records:
             self._take(record)
         with replacing(path) as temporary:

@@ -153,13 +153,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(out: Path, settings: Settings, resume: bool) -> None:
-    """Prepare a folder for these settings, empty or with its rollouts. Raises LabError if it is of other settings."""
+    """Prepare a folder for these settings, empty or with its rollouts. Raises LabError if it has other settings."""
     files = [*sorted(data.FOLDER.glob("*.jsonl.gz")), *MEASURED.values(), STEPS]
     wanted = settings._asdict() | {"sam_core": sam_core.__version__, "data": [digest(path) for path in files]}
     written = out / "settings.json"
     if resume and written.exists():
         if json.loads(written.read_text()) != wanted:
-            raise LabError(f"{out} is of other settings, data or sam_core: leave out --resume, or choose another --out")
+            raise LabError(f"{out} has other settings, data or sam_core: leave out --resume, or choose another --out")
     elif written.exists():
         shutil.rmtree(out / "jobs", ignore_errors=True)
     elif (out / "jobs").exists():

@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         same, shipped = check(of, found)
         print(f"{written}; {same:,} of {shipped:,} shipped ones are among them")
         if same < shipped:
-            problems.append(f"{of}: {shipped - same} shipped answers are not what the sources say")
+            problems.append(f"{of}: {shipped - same} shipped answers differ from the sources")
     for problem in problems:
         print(f"MISSING: {problem}")
     return 1 if problems else 0
@@ -177,7 +177,7 @@ def _tokenizer(ranks: Path) -> Callable[[str], list[int]]:
 
     content = ranks.read_bytes()
     if hashlib.sha256(content).hexdigest() != RANKS_SHA256:
-        raise LabError(f"{ranks} is not Qwen's: take qwen.tiktoken of the PyPI package dashscope 2.0.2")
+        raise LabError(f"{ranks} is not Qwen's: use qwen.tiktoken from the PyPI package dashscope 2.0.2")
     parts = (line.split() for line in content.splitlines() if line)
     bytes_ = {base64.b64decode(token): int(rank) for token, rank in parts}
     encoding = tiktoken.Encoding("qwen", pat_str=PATTERN, mergeable_ranks=bytes_, special_tokens=SPECIAL)

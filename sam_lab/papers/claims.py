@@ -42,7 +42,7 @@ class Recording:
         """Raises LabError if the recording has too few prompts, ValueError or OSError."""
         scored, others = split_fold(read_answers(path), (0, 2))
         if not scored or not others:
-            raise LabError(f"{path} has too few prompts: some are scored, and the outputs for others are known")
+            raise LabError(f"{path} has too few prompts: some are scored, others give the known outputs")
         order = np.random.default_rng(SEED).permutation(len(others))[:EARLIER]
         outputs = [others[place].response_ids.tolist() for place in order]
         firsts = {answer.prompt_id: answer for answer in reversed(scored)}.values()

@@ -182,7 +182,9 @@ def _clock(args: argparse.Namespace, recipe: Recipe, plan: Setup, shape: Shape) 
     kind = recipe.cluster.device
     name = {"npu": "910C", "cuda": "H100"}.get(kind)
     if name is None:
-        raise LabError(f"cluster.device is {kind}, of which there is no clock: fit one to a replay by --cost FILE")
+        raise LabError(
+            f"cluster.device is {kind}, for which there is no cost model: fit one to a replay with --cost FILE"
+        )
     if args.device not in (None, name):
         raise LabError(f"--device {args.device} is not the recipe's cluster.device {kind}: leave it out, or set that")
     if name == "H100" and shape == SHAPES["Qwen3-8B"] and plan.tensor == 1 and not plan.eager:
@@ -248,8 +250,9 @@ def _print(
     )
     print(
         f"{plan.name}: {devices}, {plan.ranks} engines of {plan.tensor}; {plan.gen_prompts} x {plan.n} answers "
-        f"a round of {mean:,.0f} tokens, {plan.rounds} round{'s' * (plan.rounds > 1)}; {plan.slots} requests at once, "
-        f"memory for {plan.capacity:,.0f} tokens an engine{states if plan.shape.nets else ''}\nclock: {clock}\n"
+        f"per round of {mean:,.0f} tokens, {plan.rounds} round{'s' * (plan.rounds > 1)}; "
+        f"{plan.slots} requests at once, memory for {plan.capacity:,.0f} tokens per engine"
+        f"{states if plan.shape.nets else ''}\ncost of a step: {clock}\n"
     )
     print("threshold, k       round   rollout      step   speed        10-90 %    tail  its speed")
     labels = {"batch": "batch {} {}".format(*result["own"]), "best": "batch {} {}".format(*result["best"])}

@@ -35,7 +35,9 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
     advised = max(safe, key=gains.__getitem__, default=None)
     advice = []
     if advised is None or gains[advised] < 1.01:
-        advice.append("Leave speculation off: what gains 1 % in the median world loses 2 % or more in another.")
+        advice.append(
+            "Leave speculation off: what gains 1 % in the median sample of the assumptions loses 2 % or more in others."
+        )
     else:
         advice.append(f"Use {settings[advised]}: {_saving(result, advised)}.")
         threshold = {"batch": result["own"][0], "best": result["best"][0]}.get(advised, 0)
@@ -116,7 +118,7 @@ def growing(plan: Setup, mean: float) -> list[str]:
 def _saving(result: dict[str, Any], name: str) -> str:
     saving = f"the rollout takes {_percent(result['figures'][name]['rollout_gain'])} less"
     low, high = map(_percent, result["ranges"][name]["rollout_gain"])
-    return f"{saving} in the median world, {low} to {high} in 10 to 90 % of them"
+    return f"{saving} in the median, {low} to {high} from the 10th to the 90th percentile"
 
 
 def _percent(gain: float) -> str:

@@ -89,7 +89,7 @@ def test_a_task_queue_of_level_2_is_the_articles(tmp_path):
         ("env.PYTORCH_NPU_ALLOC_CONF='expandable_segments:True'", "PYTORCH_NPU_ALLOC_CONF has expandable_segments:"),
         ("env.VLLM_ASCEND_ENABLE_NZ='1'", "VLLM_ASCEND_ENABLE_NZ must be 0"),
         ("env.HCCL_EXEC_TIMEOUT='0'", "HCCL_EXEC_TIMEOUT must be a whole number of seconds from 1 to 21.*, got '0'"),
-        ("env.HCCL_INTER_HCCS_DISABLE='true'", "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins"),
+        ("env.HCCL_INTER_HCCS_DISABLE='true'", "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts connected by RoCE alone"),
         ("rollout.enforce_eager=false", "TASK_QUEUE_ENABLE=2 and captured graphs exclude each other"),
         ("cluster.hccl_ports=64021-64083", "64083, a host has 32 processes .*: give it at least 64 ports"),
         ("env.HCCL_OP_EXPANSION_MODE=AIV pin_set=vllm-0.11", "after 1091 s, .* wait 10800 s for the slowest answer in"),

@@ -63,7 +63,7 @@ def test_missed_target_exits_with_1_and_is_named(tmp_path):
     [
         ('["so"]\n"append" = "< 1"', "a text of '<=' or '>='"),
         ('"append" = "<= 1"', "needs a reason as the name of its table"),
-        ('["so"]\n"append" = "<= 1 python"', "behind which ' x ' and the name of a peer may"),
+        ('["so"]\n"append" = "<= 1 python"', "then perhaps ' x ' and the name of a peer"),
         ('["so"]\n"append" = "<= 1"\n["why"]\n"append" = "<= 1"', "two targets for 'append'"),
         ("[", "cannot be read as TOML"),
     ],

@@ -244,7 +244,7 @@ def test_the_command_compares_the_arms(tmp_path, capsys, monkeypatch):
         with monkeypatch.context() as other:
             other.setattr(of, name, value)
             assert main([*words, "--resume"]) == 2
-    assert capsys.readouterr().err.count("is of other settings, data or sam_core") == 3
+    assert capsys.readouterr().err.count("has other settings, data or sam_core") == 3
 
 
 def test_the_command_compares_the_arms_of_a_drafter(tmp_path):

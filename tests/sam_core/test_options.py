@@ -27,7 +27,7 @@ def test_a_pool_takes_every_rule_and_source():
         (3, "newest", "speculative_config.sam must be a mapping of options, got 'newest'"),
         (3, {"treshold": 8}, "unknown option 'treshold' in speculative_config.sam; known: rule, sources"),
         (3, {"rule": "mixer"}, "rule 'mixer' is not available; this version has oldest, newest, count, suffix, blend"),
-        (3, {"sources": ["group", "group"]}, "sources must be a list of different names out of request, group, his"),
+        (3, {"sources": ["group", "group"]}, "sources must be a list of different names from request, group, his"),
         (3, {"sources": ["corpus"]}, "sources 'corpus' is not available"),
         (3, {"sources": ["request", "history"]}, "sources has 'history' without 'group': add group, whose index holds"),
         (3, {"threshold": 0}, "threshold must be an integer of at least 1, got 0"),

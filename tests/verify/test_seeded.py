@@ -148,7 +148,7 @@ def test_verify_against_a_loop(batch):
     ("name", "wrong", "sentence"),
     [
         ("_words", lambda words: words ^ 1, "64-bit integers on cpu do not wrap .* use verify: rejection"),
-        ("_negated_exponentials", lambda e: (1 - torch.expm1(-e) - 1).log1p(), "log1p on cpu is not that of the CPU"),
+        ("_negated_exponentials", lambda e: (1 - torch.expm1(-e) - 1).log1p(), "log1p on cpu differs from that of"),
     ],
 )
 def test_a_device_that_computes_otherwise_is_refused(monkeypatch, name, wrong, sentence):

@@ -101,7 +101,9 @@ def build_corpus(
     if not pieces:
         raise ValueError("there is no token in the texts given: a corpus needs at least one")
     if size > MAX_SIZE:
-        raise ValueError(f"the texts have {size:,} tokens with one END each, a corpus holds {MAX_SIZE:,}: split them")
+        raise ValueError(
+            f"the texts have {size:,} tokens with an END after each text, a corpus holds {MAX_SIZE:,}: split them"
+        )
     tokens, texts = np.concatenate(pieces), len(pieces) // 2
     del pieces
     report(f"sorting {size - texts:,} tokens")
@@ -237,7 +239,7 @@ def _row(line: bytes, where: str, key: str | None) -> Any:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{where} is no JSON ({error}): give one JSON object a line") from None
+        raise ValueError(f"{where} is no JSON ({error}): write one JSON object per line") from None
     for name in KEYS if key is None else (key,):
         if isinstance(row, dict) and name in row:
             return row[name]

@@ -169,6 +169,6 @@ def check_device(device: torch.device | str) -> None:
     exponentials = _negated_exponentials(words.to(device)).cpu()
     if not torch.allclose(exponentials, _negated_exponentials(words), rtol=1e-4, atol=0):
         raise RuntimeError(
-            f"log1p on {device} is not that of the CPU, so seeded verification would sample from a wrong distribution "
-            "there: use verify: rejection"
+            f"log1p on {device} differs from that of the CPU, so seeded verification would sample from a wrong "
+            "distribution there: use verify: rejection"
         )

@@ -126,7 +126,7 @@ class Options:
         named = isinstance(self.sources, tuple) and all(isinstance(source, str) for source in self.sources)
         if not named or not self.sources or len(set(self.sources)) != len(self.sources):
             raise ValueError(
-                f"sources must be a list of different names out of {', '.join(SOURCES)}, got {self.sources!r}"
+                f"sources must be a list of different names from {', '.join(SOURCES)}, got {self.sources!r}"
             )
         for source in self.sources:
             check_choice("sources", source, SOURCES)

@@ -200,7 +200,7 @@ def ping_one(hccn, phy, address):
         time.sleep(wait)
     sentence = (
         f"die {phy}: hccs_ping to {address}: {found}, expected all: check the HCCS cables and the super pod's "
-        "set-up; hosts that RoCE alone joins are not supported"
+        "set-up; hosts connected by RoCE alone are not supported"
     )
     return problem("hccs_ping_loss", sentence, int(phy) if phy.isdecimal() else None)
 
