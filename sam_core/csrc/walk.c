@@ -60,7 +60,7 @@ static void find_best(node *n) {
     n->best_path = times(n->path, best);
 }
 
-// Considers a node in three steps, of which blend_find_edges is the second.
+// Considers a node in three steps: begin_node, blend_find_edges, end_node.
 static void begin_node(draft *d, node *n, vote *v) {
     n->considered = true;
     n->kept.first = (uint16_t)d->candidate_count;

@@ -208,7 +208,7 @@ class Records:
         self.done: dict[tuple[str, int], dict[str, Any]] = {}
         self.learned: dict[str, Any] | None = None
         text = path.read_text() if resume and path.exists() else ""
-        # what follows the last line break was not written to its end
+        # the last line may be incomplete
         lines = text.split("\n")[:-1] or [json.dumps(settings)]
         header, *records = map(json.loads, lines)
         if header != settings:

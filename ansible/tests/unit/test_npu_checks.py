@@ -249,7 +249,7 @@ def test_unfit_host():
         (
             {"unreachable_peers": [{"address": "10.0.0.2", "reason": "out", "ports": [6379, 20000]}]},
             "npu1: no answer from 10.0.0.2 at TCP ports 6379, 20000 (out), expected the hosts of npu_hosts to reach "
-            "each other at 6379, 20000-20989 and those that programs are given (32768-60999): call `ufw allow from "
+            "each other at 6379, 20000-20989 and at ephemeral ports (32768-60999): call `ufw allow from "
             "10.0.0.0/24` on every host.",
         ),
         (

@@ -64,8 +64,8 @@ class ActionModule(ActionBase):
             who = f"{holder.get('user')} on {holder.get('machine')} (process {holder.get('process')})"
             result["msg"] = (
                 f"{args['host']}: {who} runs '{holder.get('what')}' on this cluster since {since}, expected no other "
-                f"playbook: wait for its end; if it was broken off, its lock ends {args['minutes']} minutes after its "
-                f"last sign of life, which is {holder['age'] / 60:.0f} minutes ago, or now with "
+                f"playbook: wait for its end; if that was ended, its lock expires {args['minutes']} minutes after its "
+                f"last sign of life, which is {holder['age'] / 60:.0f} minutes ago, or is removed now with "
                 "-e validate_inventory_break_lock=true."
             )
         return result

@@ -110,7 +110,7 @@ def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mappin
         problems.append(
             f"{host}: no answer from {peer['address']} at TCP ports {', '.join(map(str, peer['ports']))} "
             f"({peer['reason']}), expected the hosts of npu_hosts to reach each other at {', '.join(want['ports'])} "
-            f"and those that programs are given ({EPHEMERAL}): {repair}."
+            f"and at ephemeral ports ({EPHEMERAL}): {repair}."
         )
     if (upgraded := state["kernel_upgrades"]) and want["dies"]:
         problems.append(
@@ -215,7 +215,7 @@ def across_hosts(states: Mapping[str, Mapping], installs: bool = False) -> list[
                     )
     for key, label, repair in (
         ("firmware", "the firmware", "install the same by ascend_driver_packages and ascend_firmware_version"),
-        ("tls", "tls switch", "set it alike by `hccn_tool -i N -tls -s enable 0` (or 1) on every die"),
+        ("tls", "tls switch", "set the same value with `hccn_tool -i N -tls -s enable 0` (or 1) on every die"),
         ("super_pod_id", "Super Pod ID", "use hosts of one super pod; super pods that RoCE joins are not supported"),
     ):
         groups: dict[Any, list[str]] = {}
@@ -241,8 +241,8 @@ def mtu_problems(facts: Mapping[str, Mapping], interfaces: Mapping[str, str]) ->
         return []
     listed = "; ".join(f"{mtu} on {', '.join(hosts)}" for mtu, hosts in sorted(groups.items()))
     return [
-        f"the MTU of cluster_interface differs between hosts ({listed}), expected the same on all: set it alike, "
-        "on the switches between them too."
+        f"the MTU of cluster_interface differs between hosts ({listed}), expected the same on all: "
+        "set one value on them, and on the switches between them."
     ]
 
 
@@ -269,7 +269,7 @@ def storage_problems(states: Mapping[str, Mapping], rate: float | None, want: Ma
     """
     folder, size, count = want["folder"], want["checkpoint_gb"] or 0, want["checkpoints"] or 0
     if unwritable := [f"{host} ({state['error']})" for host, state in states.items() if state["error"]]:
-        return [f"nothing can be written to {folder} by {', '.join(unwritable)}: mend its file system or rights."]
+        return [f"nothing can be written to {folder} by {', '.join(unwritable)}: repair its file system or access."]
     problems, (host, state) = [], next(iter(states.items()))
     needed = size * count - state["counted_gb"]
     if state["free_gb"] < needed:
