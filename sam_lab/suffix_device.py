@@ -34,7 +34,7 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 10, 20)
 HALF_LIFE = 1024
 """Steps after which counts of accepted tokens are halved."""
 END, BEFORE = -1, -2
-"""What stands behind an answer in the corpus, and before the beginning of a text."""
+"""What stands after an answer in the corpus, and before the beginning of a text."""
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

@@ -27,7 +27,7 @@ typedef struct {
     const double *contexts; // [rows], thousands of tokens
     const double *seconds;  // [sum of lengths + 1]
     double of_context;
-    size_t first; // of equal tokens those of this row come first, then those of the rows behind it
+    size_t first; // of equal tokens those of this row come first, then those of the rows after it
 } budget_step;
 
 typedef struct {

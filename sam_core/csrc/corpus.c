@@ -259,7 +259,7 @@ uint32_t corpus_next(const corpus *c, const corpus_match *match, uint32_t max_to
         position[i] = (uint64_t)c->suffixes[at[i]] + match->length;
     for (uint32_t i = 0; i < probes; i++)
         key[i] = key_at(c, position[i]);
-    // A candidate's interval starts behind the probe before its first one and ends before the probe behind
+    // A candidate's interval starts after the probe before its first one and ends before the probe after
     // its last one.
     bound bounds[2 * CORPUS_PROBES];
     uint32_t count = 0;

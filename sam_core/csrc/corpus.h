@@ -69,7 +69,7 @@ typedef struct {
     uint32_t texts;      // at least 1
     uint32_t largest;    // largest token
     uint32_t shift;      // see `starts`; 0 .. 31
-    uint32_t body_crc;   // CRC-32 of the bytes behind the header
+    uint32_t body_crc;   // CRC-32 of the bytes after the header
     uint32_t header_crc; // CRC-32 of the header before this field
 } corpus_header;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the rules share: a draft in the making, the probability of a path, and what is kept of a draft to learn from.
-// rules.h describes the rules. The files behind it:
+// rules.h describes the rules. The files that implement them:
 //
 //   rules.c          the interface: drafts of a batch, the model
 //   match.c          matches of a text in its sources, and what followed them

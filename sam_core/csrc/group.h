@@ -13,7 +13,7 @@
 // A removed text, and the earlier copy of a text that is fed again from its beginning, stay in the automaton
 // until it is freed.
 //
-// The automaton has the prompt of its first text once; the texts that begin with it branch off behind it.
+// The automaton has the prompt of its first text once; the texts that begin with it branch off after it.
 
 #ifndef GROUP_H
 #define GROUP_H

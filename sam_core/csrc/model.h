@@ -146,10 +146,10 @@ int32_t model_find_successor(const model *m, uint32_t order, const int32_t last[
 // Prefetches what model_find_successor reads for all tables.
 void model_prefetch_successors(const model *m, const int32_t last[MODEL_LAST]);
 
-// Learns that `token` came after last[0 .. MODEL_LAST - 1], and puts it in front of them.
+// Learns that `token` came after last[0 .. MODEL_LAST - 1], and puts it before them.
 void model_learn_successor(model *m, int32_t last[MODEL_LAST], int32_t token);
 
-// Number of the bin of a candidate where the successor in table `order` came so many times. is_successor: the candidate
+// Number of the bin of a candidate where the successor in table `order` came `times` times. is_successor: the candidate
 // is that successor.
 static inline uint32_t model_successor_bin(uint32_t order, uint32_t times, bool is_successor) {
     return MODEL_SUCCESSOR_BINS + (order * (MODEL_MAX_TIMES + 1) + times) * 2 + is_successor;

@@ -36,7 +36,7 @@ static uint64_t checksum(uint64_t sum, const unsigned char *data, size_t bytes) 
 
 // ---- writing
 
-// Returns the array with room for `more` entries behind the first `count`; NULL: no memory.
+// Returns the array with room for `more` entries after the first `count`; NULL: no memory.
 static void *grow_list(void *array, size_t *capacity, size_t count, size_t more, size_t entry) {
     if (more <= *capacity - count)
         return array;

@@ -38,7 +38,7 @@ typedef struct {
     unsigned first;    // stage in which items begin
     size_t item;       // that came last
     unsigned stage;    // of it
-    size_t ahead, lag; // the item that comes next is `lag` behind the one in the first stage
+    size_t ahead, lag; // the item that comes next is `lag` items after the one in the first stage
     unsigned next;     // stage of it
 } staged_walk;
 

@@ -306,7 +306,7 @@ static bool count_edges(sam_index *index, const new_edges *new, int by, uint32_t
     return true;
 }
 
-// Whether every table has room for so many edges.
+// Whether every table has room for this number of edges.
 static bool tables_fit(const sam_index *index, uint32_t more) {
     return (uint64_t)index->fullest + more <= table_limit(index);
 }
@@ -613,7 +613,7 @@ static void rank_frequent(sam_index *index, int32_t token, uint32_t count, bool 
     uint32_t size = index->frequent_count, to = 0;
     if (size == SAM_FREQUENT && count < frequent[size - 1].count + older)
         return;
-    for (uint32_t i = 0; i < SAM_FREQUENT; i++) // counts behind `size` are 0; without a branch this is quick
+    for (uint32_t i = 0; i < SAM_FREQUENT; i++) // counts after `size` are 0; without a branch this is quick
         to += frequent[i].count + older > count;
     uint32_t from = to;
     while (from < size && frequent[from].token != token)

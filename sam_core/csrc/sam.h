@@ -280,7 +280,7 @@ sam_state sam_near(const sam_index *index, sam_state state, uint32_t *length);
 // SAM_MAX_MATCH unless SAM_OLDEST); SAM_ROOT and 0 if there is none.
 sam_state sam_match(const sam_index *index, const sam_cursor *cursor, uint32_t *length);
 
-// A search for the match of a text that goes on behind a cursor: as sam_match, for the cursor's text and `count` > 0
+// A search for the match of a text that continues after a cursor: as sam_match, for the cursor's text and `count` > 0
 // more tokens, which are not in the index; the match has at most SAM_MAX_MATCH tokens. It has found `state` and
 // `length` when sam_search_step returns false. Each step reads what the one before it has prefetched, so steps of
 // many searches are to be taken in turn.

@@ -14,7 +14,7 @@
 enum {
     TABLE_NGRAMS = 5,    // lengths of n-grams
     TABLE_MAX_NGRAM = 8, // tokens of the longest ones
-    TABLE_TEXTS = 2,     // cells in front of the pages
+    TABLE_TEXTS = 2,     // cells before the pages
     TABLE_PAGE = 256,    // tokens of a page, which has one cell more
     TABLE_NO_TOKEN = -1,
 };

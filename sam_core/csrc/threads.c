@@ -332,7 +332,7 @@ static void *help(void *argument) {
     return NULL;
 }
 
-// Creates threads until there are so many helpers, or no more can be created.
+// Creates threads until there is this number of helpers, or no more can be created.
 static void add_helpers(thread_team *t, uint32_t helpers) {
     sigset_t all, before;
     sigfillset(&all);
@@ -347,7 +347,7 @@ static void add_helpers(thread_team *t, uint32_t helpers) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-// Sets *helpers to how many a job of so many rows gets. Returns false if there is no memory.
+// Sets *helpers to the number that a job of this many rows gets. Returns false if there is no memory.
 static bool gather(pool *p, uint32_t rows, uint32_t *helpers) {
     if (!p->threads.team) {
         thread_team *t = SAM_REALLOC(NULL, sizeof *t);

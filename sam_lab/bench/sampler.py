@@ -142,7 +142,7 @@ class Case:
 
     def rejection(self, draws: verify.Draws) -> torch.Tensor:
         tokens = verify.rejection_sample(self.rows, self.drafts, self.counts, draws)
-        self.of_drafts.scatter_(2, self.at, self.p)  # what it changed, as an engine makes probabilities anew each step
+        self.of_drafts.scatter_(2, self.at, self.p)  # undo the change for the next call
         return tokens
 
     def seeded(self) -> torch.Tensor:

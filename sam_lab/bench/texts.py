@@ -60,7 +60,7 @@ class RecordedTexts:
                 changed = rng.random(len(text)) < 0.1
                 parts.append(np.where(changed, rng.permutation(text), text))
             table[row] = np.concatenate(parts)[:size]
-        return table, f"answers of {name}" + (", repeated with every tenth token drawn anew" if again else "")
+        return table, f"answers of {name}" + (", repeated with every tenth token drawn at random" if again else "")
 
     def collection(self, size: int) -> tuple[list[list[int]], str]:
         """Texts with about `size` tokens in total, for a corpus, and a remark; repeated with changes if too few."""

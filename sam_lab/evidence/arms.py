@@ -289,7 +289,7 @@ class SuffixDevice:
         return [self.pending[i][0].tokens[: self.pending[i][1]] if i in self.pending else [] for i in active]
 
     def _budget(self, drafts: Sequence[suffix_device.Draft], lengths: Int32) -> list[int]:
-        """Tokens of each draft that are verified in the next step of requests with so many tokens."""
+        """Tokens of each draft that are verified in the next step, for requests with these numbers of tokens."""
         sizes = [len(draft.tokens) for draft in drafts]
         if not self.world or not any(sizes):
             return sizes

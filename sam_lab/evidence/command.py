@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="concurrent requests, as max_num_seqs; default: 16 128 256",
     )
-    add("--batches", type=positive, metavar="N", help="at most so many of a set; default: all")
+    add("--batches", type=positive, metavar="N", help="maximum number of batches of a set; default: all")
     add("--tokens", type=positive, default=8192, metavar="N", help="of an answer at most (%(default)s)")
     add("--verify", type=float, default=VERIFY, metavar="X", help="world article: a share of a step (%(default)s)")
     add("--drafter", choices=KINDS, metavar="KIND", help=f"simulate one of the model's: {', '.join(KINDS)}")

@@ -27,7 +27,7 @@ TAIL = 8
 
 
 def seconds(rollouts: Sequence[Rollout], world: World) -> Float64:
-    """Seconds of each answer."""
+    """Seconds of each answer: the sum of its shares of the steps in which it ran."""
     found = []
     for steps, spans in rollouts:
         share = world.seconds(steps) / column(steps, "running")

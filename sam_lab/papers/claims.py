@@ -22,7 +22,7 @@ LONGEST = 1000
 
 
 class Claim(NamedTuple):
-    """A paper's claim that the quotient of `better` is higher than that of `worse`."""
+    """A paper's claim that `better` has more tokens per step than `worse`."""
 
     text: str
     better: Counts

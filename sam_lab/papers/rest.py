@@ -93,7 +93,7 @@ class Rest(OneByOne):
         if self.chosen:
             found = self.random.sample(found, min(self.chosen, len(found)))
         trie = Counter(tuple(text[:end]) for text in found for end in range(1, len(text) + 1))
-        drafted = sorted(trie, key=lambda path: (-trie[path], len(path)))[:n]  # a node comes behind its parent
+        drafted = sorted(trie, key=lambda path: (-trie[path], len(path)))[:n]  # a node comes after its parent
         place = {path: number for number, path in enumerate(drafted)} | {(): -1}
         return [path[-1] for path in drafted], [place[path[:-1]] for path in drafted]
 

@@ -13,7 +13,8 @@ Predicted without another fit: that cluster's mean round; the other two clusters
 later head; vllm-ascend's table of suffix decoding.
 
 Rules, set before any prediction was seen:
-  * a range is the 10 to 90 % of random worlds (`Assumptions.drawn`), each fitted anew; "inside" is said of this range;
+  * a range is the 10th to 90th percentile of random worlds (`Assumptions.drawn`), each with its own fit; "inside" means
+    inside this range;
   * the additional time of a verifying step is the same per layer for all models, as waits in attention are;
   * vllm-ascend 0.13 and later do not wait there (read in its source), so the later runs and the table are predicted
     without this time; in random worlds a share of it between 0 and 1 stays, as it may have other causes;
@@ -149,7 +150,9 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Fit:
-    """launch: host seconds per operator. spread: spread of the lengths. tail: share of the slowest rank's time in which
+    """What was fitted to the article.
+
+    launch: host seconds per operator. spread: spread of the lengths. tail: share of the slowest rank's time in which
     few requests run; the spread brings it closest to image 42's. verify: additional seconds per layer of a verifying
     step. ratio: time of a verifying step over that of a decoding one, in the tail. tokens: tokens that a request gains
     in a verifying step there. training: die seconds per trained token and active parameter."""

@@ -33,7 +33,7 @@ class Policy:
     """Expected accepted and drafted tokens per request and step.
 
     gain, drafted: [S + 1, BINS], by the number of running requests (0 .. S) and the position in the answer.
-    share: likewise, the share of the steps that have drafts; None: all have.
+    share: [S + 1, BINS], the share of the steps that have drafts; None: all have.
     """
 
     gain: Float64

@@ -22,7 +22,7 @@ SWITCHING = 40.0
 TRAINING = 1.04e-13
 """Die seconds of training per token and active parameter; fitted by `python -m sam_lab plan-article`."""
 SPREAD = 0.6
-"""Standard deviation of the logarithm of the answers' lengths; fitted likewise."""
+"""Standard deviation of the logarithm of the answers' lengths; also fitted."""
 Int64 = npt.NDArray[np.int64]
 
 

@@ -142,7 +142,7 @@ def table(found: dict, names: dict[str, Arm]) -> list[str]:
 
 
 def sources(found: dict, kinds: tuple[str, ...] = ("wait", "AICPU", "unknown")) -> list[str]:
-    """Where the dear events of the largest batch and model come from, and in which arms."""
+    """Where the costly events of the largest batch and model come from, and in which arms."""
     places: dict[tuple, dict[str, int]] = {}
     for name, batches in found.items():
         by_layers = batches[max(batches)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which operators were called, and what those say that the stand-in does not have."""
+"""Counts calls of operators, and raises the error of those that the stand-in does not have."""
 
 import functools
 import statistics

@@ -70,7 +70,7 @@ def copy_late(func, /, *args, **kwargs):
 
 
 class Generator(torch.Generator):
-    """A CPU generator with the offset of a device's: 4 a draw, and it can go back by the last draw."""
+    """A CPU generator with the offset of a device's: 4 per draw. It can take back only its last draw."""
 
     def __new__(cls, device="cpu"):
         return super().__new__(cls, device=on_cpu(device))

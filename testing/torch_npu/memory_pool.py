@@ -2,7 +2,7 @@
 """Sleep mode: what vllm_ascend.device_allocator.camem does with memory of the device, done with torch's own.
 
 While a pool sleeps, all bits of its tensors are 1 (floats are nan), so that what is used without being restored or
-written anew shows in the results.
+rewritten shows in the results.
 """
 
 import contextlib

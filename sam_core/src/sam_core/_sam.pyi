@@ -89,11 +89,10 @@ class Pool:
 
     When the memory limit is reached, the pool frees what is worth least: indexes of closed groups, which are built
     again when needed; older texts of closed groups that rarely recur, whose drafts are rarely accepted or that have
-    many texts; texts that
-    fit into no index; request indexes whose text is in the group's index as well; the older closed texts in the index
-    of the group with the fewest accepted tokens per byte. Indexes are rebuilt when there is memory again. A request
-    without memory for its index does not draft meanwhile. Nothing is raised; ``evicted_groups``, ``evicted_history``
-    and ``exhausted`` of `stats` count these cases.
+    many texts; texts that fit into no index; request indexes whose text is in the group's index as well; the older
+    closed texts in the index of the group with the fewest accepted tokens per byte. Indexes are rebuilt when
+    there is memory again. A request without memory for its index does not draft meanwhile. Nothing is raised;
+    ``evicted_groups``, ``evicted_history`` and ``exhausted`` of `stats` count these cases.
 
     Calls from several threads wait for each other; the GIL is released while they work. The same calls give the same
     drafts on every platform. A pool can be neither pickled nor copied, and its methods raise RuntimeError in a forked
@@ -155,8 +154,9 @@ class Pool:
         """Open a slot for a prompt and return its number. Later calls index the prompt.
 
         In a named group, a prompt that begins with a closed text of the group continues that text: an answer that is
-        resumed after it was cut short, or the next turn of a conversation. Of the text's answer the last 32 tokens may
-        be missing; they are forgotten. What it had behind its own prompt remains its answer; see `prompt_size`.
+        resumed after it was cut short, or the next turn of a conversation. Up to 32 tokens at
+        the end of the text's answer may be missing in the prompt; they are forgotten. What followed the text's own
+        prompt remains its answer; see `prompt_size`.
 
         Args:
             prompt_ids: int32 buffer of shape [P] or a sequence of P integers, 0 .. 2**31 - 1; may be empty.
@@ -393,7 +393,7 @@ def choose_drafts(
     turn: int,
     /,
 ) -> tuple[float, float, float]:
-    """Choose the drafts that give the most tokens a second, or those that are worth most at a given rate.
+    """Choose the drafts that give the most tokens per second, or those that are worth most at a given rate.
 
     A step of n draft tokens takes seconds[n] and `of_context` times the sum of contexts[i] over these tokens, each of a
     request i. It yields B tokens and those of the drafts that are accepted.
@@ -405,15 +405,14 @@ def choose_drafts(
         seconds: float64 [sum(lengths) + 1].
         chosen: writable int32 [B], receives the tokens of each draft to verify, 0 .. lengths.
         of_context: seconds that a draft token costs for each thousand tokens that its request holds.
-        rate: tokens a second, the price of a second. Unless `fixed` it is a guess, which changes nothing but the time;
-            0: none.
+        rate: tokens per second, the price of a second. Unless `fixed` it is a guess, which only affects how long the
+            choice takes; 0: no guess.
         fixed: whether the drafts are those that are worth most at this rate.
-        turn: 0 or more; of tokens that are worth the same those of request turn % B and of the ones behind it come
-            first.
+        turn: 0 or more; among tokens of equal value, those of request turn % B and of the following ones come first.
 
     Returns:
-        The rate, tokens a second; how many tokens of the chosen drafts are expected to be accepted; and by how many
-        tokens these exceed, at this rate, what the drafts cost.
+        The rate in tokens per second; the expected number of accepted tokens of the chosen drafts; and this number
+        minus the cost of the drafts at this rate, in tokens.
     """
 
 def observe_drafts(
@@ -426,22 +425,22 @@ def observe_drafts(
     scores: Float32 | None,
     /,
 ) -> tuple[int, int, float, float]:
-    """Add up what the B requests of a step had in the step before, of L requests, and count what became of their
-    drafts.
+    """Add up what the B requests of a step had in the previous step, which had L requests, and count how many of their
+    draft tokens were accepted.
 
     Args:
         slots: int32 [B], those of the requests.
-        gained: int32 [B], tokens that each gained; 0 while its prompt is being read.
-        last_slots: int32 [L], slots in the step before, each once; less than 0: closed since.
-        drafted: int32 [L], draft tokens of these, 0 .. K.
-        contexts: float64 [L], tokens that these held, in thousands.
+        gained: int32 [B], tokens that each request got; 0 while its prompt is being read.
+        last_slots: int32 [L], slots in the previous step, each once; less than 0: closed since.
+        drafted: int32 [L], draft tokens of those requests, 0 .. K.
+        contexts: float64 [L], tokens that those requests held, in thousands.
         counts: writable float64 [2, 24], to which the refused and the accepted draft tokens are added, by the bins of
-            `correct_scores`. Those of requests that gained no token do not count.
+            `correct_scores`. Requests that got no token do not count.
         scores: float32 [L, K], 0 .. 1, of the draft tokens; None: there was none.
 
     Returns:
-        How many of the B requests were in the step before; their draft tokens; their contexts; and the sum of the
-        contexts of each draft token's request.
+        How many of the B requests were in the previous step; the sums of their draft tokens and of their contexts; and
+        the sum, over the draft tokens, of the context of each token's request.
 
     Raises:
         MemoryError: no memory for a table of 4 bytes for each slot up to the largest of `last_slots`.
@@ -479,12 +478,12 @@ def learn_step(
 
     Args:
         model: writable.
-        seconds: that the step took.
-        factor: of all costs learned so far.
+        seconds: the seconds that the step took.
+        factor: by which all costs learned so far are multiplied.
         keep: factor by which earlier steps fade.
         leave_out: the step is not added.
         mean: seconds of a usual step.
-        sweeps: of coordinate descent.
+        sweeps: number of sweeps of coordinate descent.
     """
 
 def rows_seconds(weights: Float64, rows: Int64, more: Int32, padded: Int32, seconds: Float64, /) -> None:
@@ -493,8 +492,8 @@ def rows_seconds(weights: Float64, rows: Int64, more: Int32, padded: Int32, seco
     Args:
         weights: float64 [19], the last row of a model.
         rows: int64 [N], at least 1.
-        more: int32, further rows, 0 or more, each as probable as the others.
-        padded: int32, what steps of so many rows compute, at least 1; larger ones compute their rows.
+        more: int32, numbers of further rows, 0 or more, each with the same probability.
+        padded: int32, computed rows of a step with 0, 1, 2, ... rows, at least 1; a larger step is not padded.
         seconds: writable float64 [N].
     """
 
@@ -511,5 +510,5 @@ def to_lists(table: Int32, lengths: Int32, /) -> list[list[int]]:
 
     Args:
         table: int32 [B, K].
-        lengths: int32 [B], how many of each row, 0 .. K.
+        lengths: int32 [B], number of items of each row, 0 .. K.
     """

@@ -346,7 +346,7 @@ class AutoSwitch(Switch):
     def restore(self, state: dict[str, Any]) -> None:
         try:
             if "samples" in state["cost"]:
-                self.logger.info("the costs of steps were saved by an earlier version of sam_core: learning them anew")
+                self.logger.info("the costs of steps were saved by an earlier version of sam_core: learning them again")
             else:
                 self.cost.restore(state["cost"])
             self.calibration.restore(state["calibration"])

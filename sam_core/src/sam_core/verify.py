@@ -68,7 +68,7 @@ class Rows:
         return torch.where(accept[self.index], self.count, self.column).amin(1, keepdim=True)
 
     def tokens(self, emitted: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        """`emitted` [B, K + 1] with PLACEHOLDER behind the token that follows the `accepted` ones; changed in place."""
+        """`emitted` [B, K + 1] with PLACEHOLDER after the token that follows the `accepted` ones; changed in place."""
         return emitted.masked_fill_(self.column > accepted, PLACEHOLDER)
 
 

@@ -39,12 +39,12 @@ def memory_stats(device=None):
 
 
 def zero(*args):
-    """What the worker asks for and does not depend on."""
+    """Replaces what the worker reads and does not depend on."""
     return 0
 
 
 def device_count():
-    """As many dies as an A3's host has, or one device of the A2."""
+    """The 16 dies of an A3 host, or one device of the A2."""
     return 16 if is_a3() else 1
 
 
@@ -61,7 +61,7 @@ def get_device_properties(device=None):
 
 
 def is_a3():
-    """The environment says which device it is, in each process anew."""
+    """Whether the device is an A3, by the environment of this process."""
     return os.environ.get("STANDIN_A3") == "1"
 
 
@@ -71,7 +71,7 @@ def get_soc_version():
 
 
 def nothing(*args, **kwargs):
-    """What torch and the worker call for its effect on a device."""
+    """Replaces what torch and the worker call for its effect on a device."""
 
 
 max_memory_allocated = memory_allocated = memory_reserved = current_device = zero

@@ -2,7 +2,7 @@
 """Method sam together with a drafter of vLLM's second runner that is a model: MTP, EAGLE, DFlash or a draft model.
 
 The model drafter runs as without sam, because its cache needs each token. Then the device chooses a draft per request:
-that of the automaton, or the model drafter's, extended by what the texts have behind it (see `sam_core.kernels`).
+that of the automaton, or the model drafter's, extended by what follows it in the texts (see `sam_core.kernels`).
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def across_hosts(states: Mapping[str, Mapping], installs: bool = False) -> list[
     for key, label, repair in (
         ("firmware", "the firmware", "install the same by ascend_driver_packages and ascend_firmware_version"),
         ("tls", "tls switch", "set the same value with `hccn_tool -i N -tls -s enable 0` (or 1) on every die"),
-        ("super_pod_id", "Super Pod ID", "use hosts of one super pod; super pods that RoCE joins are not supported"),
+        ("super_pod_id", "Super Pod ID", "use hosts of one super pod; super pods joined by RoCE are not supported"),
     ):
         groups: dict[Any, list[str]] = {}
         for host, state in states.items():
