@@ -198,7 +198,8 @@ def test_a_recipe_that_does_not_fit_the_hosts_stops_provisioning(bed: Bed, site:
 
 
 def test_a_clock_service_that_is_not_there_stops_provisioning(site: Site, converged: Result) -> None:
-    result = site.play("provision", "--tags", "host", host_base_time_service="ntpd").must_fail()
+    settings = {"host_base_time_service": "ntpd", "host_base_time_servers": []}
+    result = site.play("provision", "--tags", "host", **settings).must_fail()
     note("clock service is not there", "provision", result)
     assert result.sentence.startswith("bed1: there is no ntpd.service, expected a service that synchronises the clock")
 
