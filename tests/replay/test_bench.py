@@ -61,7 +61,7 @@ def test_missed_target_exits_with_1_and_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ('["so"]\n"append" = "< 1"', "a text of '<=' or '>='"),
+        ('["so"]\n"append" = "< 1"', "must be a text: '<=' or '>='"),
         ('"append" = "<= 1"', "needs a reason as the name of its table"),
         ('["so"]\n"append" = "<= 1 python"', "then perhaps ' x ' and the name of a peer"),
         ('["so"]\n"append" = "<= 1"\n["why"]\n"append" = "<= 1"', "two targets for 'append'"),
