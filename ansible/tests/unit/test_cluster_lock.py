@@ -38,7 +38,7 @@ def test_the_lock_of_another_machine_ends_in_time_or_when_it_is_broken(lock):
     held(path, 100)
     status, said = run("held", "free")
     sentence = "h: ann on elsewhere (process 7) runs 'Provision the hosts' on this cluster since 1970-01-01 00:00 UTC"
-    assert status != 0 and sentence in said and "which is 100 minutes ago, or now with -e" in said, said
+    assert status != 0 and sentence in said and "which is 100 minutes ago, or is removed now with -e" in said, said
     assert json.loads(path.read_text())["user"] == "ann"
     assert run("held", minutes=90)[0] == 0 and json.loads(path.read_text())["what"] == "w"
     held(path, 0)
