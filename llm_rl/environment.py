@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import math
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from sam_core.engines.hooks import problem
+from sam_core.engines.hooks import installed, problem
 from sam_core.engines.vllm.hooks import STATES
 
 from llm_rl import space
@@ -76,8 +75,8 @@ def check_state_layers(recipe: Recipe, model: Shape | None) -> None:
     """Raise UserError if the engine would not draft for a model whose layers keep a state."""
     if recipe.sam == "off" or model is None or model.nets is None:
         return
-    name, vllm = Path(recipe.model.path).name, importlib.util.find_spec("vllm")
-    if not vllm or not vllm.submodule_search_locations or problem(Path(vllm.submodule_search_locations[0]), STATES):
+    name, vllm = Path(recipe.model.path).name, installed("vllm")
+    if vllm is None or problem(vllm, STATES):
         raise UserError(
             f"layers of {name} keep a state, and the vLLM in {sys.prefix} reads wrong ones in steps without drafts: "
             "install vLLM 0.32 or later, or set sam=off"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
 import json
 import os
 import random
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sam_core.console import Progress
+from sam_core.engines.hooks import installed
 from sam_core.engines.vllm import hooks
 from sam_core.files import check_output, naming, replacing, write_json
 
@@ -183,8 +183,8 @@ def run(args: argparse.Namespace) -> int:
 def is_second_runner() -> bool:
     """Whether the installed vLLM is to be driven by its second runner, with the plugin: it has not the patches. Raises
     ValueError for a release that the plugin does not know."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or spec.origin is None or hooks.is_patched(folder := Path(spec.origin).parent):
+    folder = installed("vllm")
+    if folder is None or hooks.is_patched(folder):
         return False
     hooks.check(folder, version("vllm"))
     return True

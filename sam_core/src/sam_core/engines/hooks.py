@@ -80,6 +80,12 @@ def _plain(expression: str) -> str:
     return "".join(expression.split()).replace('"', "'").replace(",)", ")")
 
 
+def installed(module: str) -> Path | None:
+    """The folder of an installed package, which is not imported; None without one."""
+    spec = importlib.util.find_spec(module)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
 def problem(folder: Path, hook: Hook) -> str | None:
     """How a hook differs from what is expected in this copy of its package; None if it fits."""
     found = _find(folder, hook.file, hook.owner, hook.name)
@@ -162,10 +168,9 @@ class Hooks(NamedTuple):
         )
         folder = parser.parse_args().folder
         if folder is None:
-            spec = importlib.util.find_spec(self.module)
-            if spec is None or spec.origin is None:
+            folder = installed(self.module)
+            if folder is None:
                 parser.error(f"{self.package} is not installed here: name the folder of a copy")
-            folder = Path(spec.origin).parent
         if not (folder / self.marker).is_dir():
             parser.error(f"{folder} is no copy of the package {self.module}: it has no folder {self.marker}")
         if self.is_patched(folder):

@@ -23,7 +23,6 @@ from sam_core.verify import draw, keep_equal, per_row, rejection_sample, rows_of
 
 def changes_logits(sampling_metadata: Any) -> bool:
     """Whether a step's SamplingMetadata changes logits before temperature, for example by penalties or bad words."""
-    thinking = getattr(sampling_metadata, "thinking_budget_state_holder", None)
     return bool(
         not sampling_metadata.no_penalties
         or sampling_metadata.allowed_token_ids_mask is not None
@@ -31,7 +30,6 @@ def changes_logits(sampling_metadata: Any) -> bool:
         or any(
             _active(processor, "min_toks", "biases") for processor in sampling_metadata.logitsprocs.non_argmax_invariant
         )
-        or (thinking is not None and thinking.has_tracked_requests())
     )
 
 
