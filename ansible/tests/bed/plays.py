@@ -177,7 +177,6 @@ class Site:
         if kind in ("runner_on_ok", "runner_on_failed"):
             if answer.get("changed"):
                 result.changed.append((host, task))
-            if "msg" in answer:
-                result.messages.append(str(answer["msg"]))
+            result.messages += [str(item["msg"]) for item in answers if "msg" in item]
             seconds = float(data.get("duration") or 0)
             result.tasks[task] = max(result.tasks.get(task, 0.0), seconds)

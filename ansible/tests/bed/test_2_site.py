@@ -375,6 +375,9 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(bed: Bed, site: Site, conver
     request = {"recipe_launch_run": "spare", "recipe_launch_retries": 1, **two}
     request["recipe_launch_overrides"] = ["cluster.nodes=2", "steps=24", "env.pause=1"]
     site.play("cluster", recipe_launch_overrides=["cluster.nodes=2"], **two).must_pass()
+    connect = ("bash", "-c", f"(exec 3<>/dev/tcp/{head.address}/6379) 2>&1 && echo connected || true")
+    # refused at once: a host without an answer would not pass the preflight that makes it a member
+    assert [host.run(*connect).split()[-1] for host in (lost, spare)] == ["connected", "refused"]
 
     def wait() -> None:
         head.until(lambda: len(steps(head, "spare")) >= 3, "the job has made three steps")
