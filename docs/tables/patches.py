@@ -10,26 +10,18 @@ from pathlib import Path
 from tables._records import table
 from tables.pin_sets import ROOT, read_pins
 
-UPSTREAM = {
-    r"not submitted: (?:sam_core is not a dependency of [\w-]+|names sam)$": "-",
-    r"not submitted: (?:sam_core is not a dependency of [\w-]+|names sam);": "not offered;",
-    r"not submitted: small enough to offer": "could be offered",
-    r"not submitted": "not offered",
-}
-"""Text on the page for the text of trailers."""
 THREAD = re.compile(r"https://github\.com/[\w-]+/([\w-]+)/(?:pull|issues)/(\d+)|([\w-]+/[\w-]+)#(\d+)")
 
 
 @dataclass(frozen=True)
 class Patch:
     """The parts of a patch's message. `why` is the first sentence of its body, cut at a colon or semicolon if long;
-    `upstream` and `until` are trailers."""
+    `threads` are links to the pull requests and issues that its trailer "Upstream:" names."""
 
     number: str
     title: str
     why: str
-    upstream: str
-    until: str
+    threads: list[str]
 
     @classmethod
     def read(cls, path: Path) -> Patch:
@@ -42,7 +34,8 @@ class Patch:
         title, body = (" ".join(part.split()) for part in message.groups())
         sentence = re.split(r"(?<=.\.)\s", body, maxsplit=1)[0]
         why = re.sub(r"(?<=.{50})[:;] .*", ".", sentence, count=1)
-        return cls(path.name[:4], title, why, trailers["Upstream"], trailers["Remove-when"])
+        threads = [link(thread) for thread in THREAD.finditer(trailers["Upstream"])]
+        return cls(path.name[:4], title, why, threads)
 
 
 def link(thread: re.Match[str]) -> str:
@@ -69,17 +62,14 @@ def patches(language: str) -> str:
             [", ".join(f"{name}: {patch.number}" for name, patch in of.items()), *cells(next(iter(of.values())))]
             for of in found.values()
         ]
-        head = ["pin set: number", "what, and why", "upstream", "until"]
+        head = ["pin set: number", "patch", "upstream"]
         text.append(f"## {module.replace('_', '-')}\n\n{table(head, lines, left=len(head))}")
     return "\n\n".join(text)
 
 
 def cells(patch: Patch) -> list[str]:
-    """What a patch does and why, its upstream status, and what makes it unnecessary."""
-    upstream = patch.upstream
-    for said, shown in UPSTREAM.items():
-        upstream = re.sub(said, shown, upstream)
-    line = [f"**{patch.title}.** {patch.why}", THREAD.sub(link, upstream), patch.until]
+    """What a patch does, and where upstream discusses it."""
+    line = [f"**{patch.title}.** {patch.why}", ", ".join(patch.threads)]
     return [cell.replace("|", "\\|") for cell in line]
 
 
