@@ -33,47 +33,42 @@ VALUES = {
 MEANINGS = {
     "en": {
         "num_speculative_tokens": "maximum draft length; 3 by default [if layers keep a "
-        "state](#models-with-state-layers). The article uses 3. `auto` drafts less if less pays off",
-        "rule": "how a draft is chosen, see [rules](how-it-works.md#drafts-from-a-suffix-automaton)",
-        "sources": "where drafts come from, see [sources](how-it-works.md#drafts-from-a-suffix-automaton); "
-        "`history` needs `group`",
-        "switch": "when to draft. `auto`: for each request in each step the number of tokens that pays off, see "
-        "[below](#switch-auto). `batch`: while at most `threshold` requests run",
-        "threshold": "for `switch: batch`; `threshold` without `switch` selects it. The number of running requests in "
-        "a step decides for the next step",
-        "memory_bytes": "host memory for the texts and indexes of one engine. When it is full, the least valuable "
-        "content is [freed first](design-sam-core.md#failures-and-memory) and rebuilt later; meanwhile a request "
-        "without an index does not draft. A finished answer needs 4 bytes per token, a running request about 50 to "
-        "100. With the plugin, a [table](how-it-works.md#in-the-engine) needs up to 1/16 of it in addition, at most 48 "
-        "MiB, on the device and on the host",
-        "verify": "`rejection`: rejection sampling. `seeded`: the text is the same with and without drafts, see "
-        "[verification](ascend.md#verification)",
-        "min_prob": "a draft ends before the estimated probability that all of it is accepted falls below this. "
-        "0 stands for 2^-30. Switch `auto` uses at most 0.02. No effect with the plugin",
-        "corpus": "a text collection that all requests draft from, built by `python -m sam_core build-corpus`; on "
-        "every node, with the model's vocabulary. Models with another tokenizer refuse a corpus built with "
-        "`--tokenizer`",
-        "history": "keeps history and what `auto` learned between runs, see [below](#history-between-runs); needs "
-        "source `history`",
+        "state](#models-with-state-layers). The article uses 3",
+        "rule": "[how a draft is chosen](how-it-works.md#drafts-from-a-suffix-automaton)",
+        "sources": "[where drafts come from](how-it-works.md#drafts-from-a-suffix-automaton); `history` needs `group`",
+        "switch": "`auto`: [each request drafts as many tokens as pay off](#switch-auto). `batch`: all draft while at "
+        "most `threshold` requests run",
+        "threshold": "for `switch: batch`; without `switch` it selects `batch`. The running requests of one step "
+        "decide for the next",
+        "memory_bytes": "host memory of one engine for texts and indexes: 4 bytes per token of a finished answer, "
+        "50 to 100 of a running request. When full, the least valuable content "
+        "[is freed](design-sam-core.md#failures-and-memory), and requests without an index do not draft. The "
+        "plugin's [table](how-it-works.md#in-the-engine) takes up to 1/16 more, at most 48 MiB, on device and host",
+        "verify": "`rejection`: rejection sampling. `seeded`: [the same text with and without "
+        "drafts](ascend.md#verification)",
+        "min_prob": "a draft ends before the estimated probability that all of it is accepted falls below this; "
+        "0 means 2^-30. `auto` uses at most 0.02. No effect with the plugin",
+        "corpus": "a text collection for all requests, from `python -m sam_core build-corpus`, on every node, with "
+        "the model's vocabulary. One built with `--tokenizer` is refused by models with another tokenizer",
+        "history": "[keeps answers and learned values between runs](#history-between-runs); needs source `history`",
     },
     "zh": {
-        "num_speculative_tokens": "草稿的最大长度；[含状态层的模型](#含状态层的模型)默认为 3。文章取 3。"
-        "不划算时 `auto` 会缩短草稿",
-        "rule": "草稿如何选取，见[规则](how-it-works.zh.md#用后缀自动机生成草稿)",
-        "sources": "草稿取自何处，见[来源](how-it-works.zh.md#用后缀自动机生成草稿)；用 `history` 必须同时用 `group`",
-        "switch": "何时起草。`auto`：每一步中每条请求的草稿长度以划算为准，[见下](#开关-auto)；"
-        "`batch`：运行中的请求数不超过 `threshold` 时",
+        "num_speculative_tokens": "草稿的最大长度；[含状态层的模型](#含状态层的模型)默认为 3。文章取 3",
+        "rule": "[草稿如何选取](how-it-works.zh.md#用后缀自动机生成草稿)",
+        "sources": "[草稿取自何处](how-it-works.zh.md#用后缀自动机生成草稿)；用 `history` 必须同时用 `group`",
+        "switch": "`auto`：[各请求的草稿长度以划算为准](#开关-auto)；"
+        "`batch`：运行中的请求数不超过 `threshold` 时全部起草",
         "threshold": "用于 `switch: batch`，只写 `threshold` 也即选用它；一步中运行的请求数决定下一步",
-        "memory_bytes": "一个引擎的文本和索引可用的主机内存。"
-        "用尽时[先释放](design-sam-core.md#failures-and-memory)价值最小的内容，以后再重建；其间没有索引的请求不起草。"
-        "已结束的回答每个 token 占 4 字节，请求运行期间约 50 到 100 字节。使用插件时，"
-        "[设备上的表](how-it-works.zh.md#在引擎中)另占至多它的 1/16，不超过 48 MiB，设备和主机各一份",
-        "verify": "`rejection`：拒绝采样。`seeded`：无论是否启用投机解码，文本都相同，见[验证](ascend.zh.md#验证)",
+        "memory_bytes": "一个引擎的文本和索引可用的主机内存：已结束的回答每个 token 占 4 字节，"
+        "运行中的请求 50 到 100 字节。"
+        "用尽时[先释放](design-sam-core.md#failures-and-memory)价值最小的内容，没有索引的请求不起草。插件的"
+        "[表](how-it-works.zh.md#在引擎中)另占至多它的 1/16，不超过 48 MiB，设备和主机各一份",
+        "verify": "`rejection`：拒绝采样。`seeded`：无论是否启用投机解码，[文本都相同](ascend.zh.md#验证)",
         "min_prob": "草稿整段被接受的估计概率将低于此值时，草稿到此为止。取 0 时按 2^-30 计。用 `auto` 时，"
         "不高于 0.02。使用插件时不起作用",
-        "corpus": "所有请求都可从中取草稿的文本集，由 `python -m sam_core build-corpus` 生成；每个节点都要有，token "
-        "须在模型的词表内。用 `--tokenizer` 生成的，分词器不同的模型会拒绝使用",
-        "history": "跨运行保存历史和 `auto` 学到的内容，[见下](#跨运行的历史)；须用来源 `history`",
+        "corpus": "供所有请求使用的文本集，由 `python -m sam_core build-corpus` 生成；每个节点都要有，token "
+        "须在模型的词表内。用 `--tokenizer` 生成的，分词器不同的模型会拒绝",
+        "history": "[跨运行保存回答和学到的内容](#跨运行的历史)；须用来源 `history`",
     },
 }
 

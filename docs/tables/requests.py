@@ -15,8 +15,8 @@ WORDS = {
     "zh": dict(zip(STATUSES, ("起草", "不起草", "拒绝", "未测试"), strict=True)),
 }
 HEADS = {
-    "en": ("request with", "kind of request", "why", "Tested by"),
-    "zh": ("请求带有", "请求种类", "原因", "由以下测试保证"),
+    "en": ("request with", "kind of request", "why"),
+    "zh": ("请求带有", "请求种类", "原因"),
 }
 KINDS = {
     "en": {
@@ -80,43 +80,29 @@ def read_requests() -> dict[str, dict]:
     return {f"`{path.parent.name}`": tomllib.loads(path.read_text()) for path in paths}
 
 
-def rows_of(requests: dict, section: str) -> dict[str, tuple[str, str | None]]:
-    """For each name in a section of a requests.toml: its status, one of STATUSES, and the test for it."""
-    return {
-        name: (status, group.get("test"))
-        for group in requests[section]
-        for status in STATUSES
-        for name in group.get(status, ())
-    }
+def rows_of(requests: dict, section: str) -> dict[str, str]:
+    """For each name in a section of a requests.toml: its status, one of STATUSES."""
+    return {name: status for group in requests[section] for status in STATUSES for name in group.get(status, ())}
 
 
 def section(language: str, section: str) -> str:
-    """A table with one row for all names with the same status in every column, and below it the tests, by letter."""
+    """A table with one row for all names with the same status in every column and the same reason."""
     requests = read_requests()
     rows = {head: rows_of(each, section) for head, each in requests.items()}
-    words, reasons, names = (
-        WORDS[language],
-        REASONS[language],
-        list(dict.fromkeys(name for each in rows.values() for name in each)),
-    )
-    letters: dict[str, str] = {}
+    words, reasons = WORDS[language] | {"absent": "-"}, REASONS[language]
+    names = dict.fromkeys(name for each in rows.values() for name in each)
     grouped: dict[tuple[str, ...], list[str]] = {}
     for name in names:
-        cells, whys = [], []
-        for each in rows.values():
-            status, test = each.get(name, ("absent", None))
-            letter = test and letters.setdefault(test, chr(ord("a") + len(letters)))
-            cells.append("-" if status == "absent" else words[status] + (f" ({letter})" if letter else ""))
-            if status in ("excluded", "refused"):
-                whys.append(reasons.get(name) or reasons[status])
+        statuses = [each.get(name, "absent") for each in rows.values()]
+        whys = [reasons.get(name) or reasons[status] for status in statuses if status in ("excluded", "refused")]
+        cells = [words[status] for status in statuses]
         grouped.setdefault((*cells, "; ".join(dict.fromkeys(whys))), []).append(name)
-    of_parameters, of_kinds, why, tested_by = HEADS[language]
+    of_parameters, of_kinds, why = HEADS[language]
     head = [of_parameters if section == "parameters" else of_kinds, *requests, why]
     separator = ", " if language == "en" else "、"
     shown = KINDS[language] if section == "kinds" else {name: f"`{name}`" for name in names}
     lines = [[separator.join(shown[name] for name in group), *cells] for cells, group in grouped.items()]
-    tests = "\n".join(f"- ({letter}) `{test}`" for test, letter in letters.items())
-    return f"{table(head, lines, left=len(head))}\n\n{tested_by}{':' if language == 'en' else '：'}\n\n{tests}"
+    return table(head, lines, left=len(head))
 
 
 TABLES = {
