@@ -48,8 +48,8 @@ class Data(Section):
     train_batch_size: int = Field(ge=1, description="prompts per training step")
     gen_batch_size: int = Field(
         ge=1,
-        description="prompts per round of generation; if the trainer has no rounds: maximum number of prompts in "
-        "flight, a multiple of data.train_batch_size",
+        description="prompts per round of generation; without rounds: maximum in flight, a multiple of "
+        "data.train_batch_size",
     )
     max_prompt_length: int = Field(ge=1, description="maximum tokens of a prompt")
     max_response_length: int = Field(ge=1, description="maximum tokens of an answer")
@@ -61,24 +61,24 @@ class Data(Section):
 
 
 class Overlong(Section):
-    enable: bool = Field(description="overlong reward shaping: a penalty for answers near the maximum length")
-    len: int = Field(ge=1, description="tokens before the maximum length over which the penalty grows")
+    enable: bool = Field(description="penalize answers near the maximum length")
+    len: int = Field(ge=1, description="tokens over which the penalty grows")
     penalty_factor: Number = Field(ge=0, description="the penalty at the maximum length")
 
 
 class Algorithm(Section):
     adv_estimator: str = Field(description="advantage estimator that needs no critic (not gae)")
-    clip_ratio_low: Number = Field(ge=0, description="lower clip range of the ratio")
-    clip_ratio_high: Number = Field(ge=0, description="upper clip range of the ratio (clip-higher)")
+    clip_ratio_low: Number = Field(ge=0, description="lower clip range")
+    clip_ratio_high: Number = Field(ge=0, description="upper clip range (clip-higher)")
     clip_ratio_c: Number = Field(ge=1, description="bound of dual clipping")
-    loss_agg_mode: str = Field(description="aggregation of the loss; token-mean: every token has the same weight")
+    loss_agg_mode: str = Field(description="aggregation of the loss; token-mean: equal weight per token")
     entropy_coeff: Number = Field(ge=0, description="weight of the entropy bonus")
     use_kl_loss: bool = Field(description="add the KL divergence from the initial model to the loss")
-    use_kl_in_reward: bool = Field(description="add the KL divergence from the initial model to the reward")
-    filter_groups: bool = Field(description="dynamic sampling: replace prompts whose answers all have the same score")
-    filter_metric: str = Field(description="the score that dynamic sampling compares")
+    use_kl_in_reward: bool = Field(description="add it to the reward")
+    filter_groups: bool = Field(description="dynamic sampling: replace prompts whose answers all score the same")
+    filter_metric: str = Field(description="score that dynamic sampling compares")
     max_num_gen_batches: int = Field(
-        ge=1, description="the run ends with an error if a step still lacks prompts after this many gen batches"
+        ge=1, description="generation batches after which a step that lacks prompts ends the run"
     )
     overlong: Overlong
 
@@ -93,15 +93,15 @@ class Rollout(Section):
     expert_parallel_size: int = Field(
         ge=1, description="devices that share the experts: 1, or tensor times data parallel size"
     )
-    max_num_seqs: int = Field(ge=1, description="maximum number of requests that an engine runs at once")
+    max_num_seqs: int = Field(ge=1, description="maximum concurrent requests per engine")
     max_num_batched_tokens: int = Field(ge=1, description="maximum tokens per engine step")
-    gpu_memory_utilization: Number = Field(ge=0, description="share of a device's memory that the engine may use")
+    gpu_memory_utilization: Number = Field(ge=0, description="share of device memory for the engine")
     enforce_eager: bool = Field(description="eager mode, without captured graphs")
     expected_length: Annotated[int | None, OURS] = Field(
-        None, ge=1, description="expected mean tokens of prompt and answer, for the layout's warning of preemption"
+        None, ge=1, description="expected mean tokens of prompt and answer, to warn of preemption"
     )
     expected_round: Annotated[int | None, OURS] = Field(
-        None, ge=1, description="expected seconds of a round of generation; all rounds of a step must fit step_timeout"
+        None, ge=1, description="expected seconds per round of generation; all rounds must fit step_timeout"
     )
 
 
@@ -113,25 +113,25 @@ class Train(Section):
     expert_parallel: int = Field(ge=1, description="Megatron only: devices that share the experts")
     expert_tensor_parallel: int = Field(ge=1, description="Megatron only: devices that share an expert")
     first_stage_layers: int | None = Field(
-        None, ge=1, description="Megatron only: layers of the first stage; null: the same as the other stages"
+        None, ge=1, description="Megatron only: layers of the first stage; null: as the others"
     )
     last_stage_layers: int | None = Field(
-        None, ge=1, description="Megatron only: layers of the last stage; null: the same as the other stages"
+        None, ge=1, description="Megatron only: layers of the last stage; null: as the others"
     )
     sequence_parallel: int = Field(ge=1, description="FSDP only: devices that share a sequence (Ulysses)")
-    param_offload: bool = Field(description="move parameters and gradients to host memory between updates")
-    optimizer_offload: bool = Field(description="move the optimizer state to host memory between updates")
+    param_offload: bool = Field(description="keep parameters and gradients on the host between updates")
+    optimizer_offload: bool = Field(description="keep the optimizer state on the host between updates")
     recompute: bool = Field(description="recompute activations in the backward pass")
     torch_compile: bool = Field(description="compile the training step")
     ppo_mini_batch_size: int = Field(ge=1, description="prompts per update")
     micro_batch_size: int | None = Field(
-        None, ge=1, description="answers per device and forward pass; null with train.max_tokens_per_die"
+        None, ge=1, description="answers per device and pass; null with train.max_tokens_per_die"
     )
     max_tokens_per_die: int | None = Field(
-        None, ge=1, description="maximum tokens per device and forward pass; null with train.micro_batch_size"
+        None, ge=1, description="tokens per device and pass; null with train.micro_batch_size"
     )
     lr: Number = Field(ge=0, description="learning rate")
-    lr_warmup_steps: int = Field(ge=0, description="warm-up steps of the learning rate")
+    lr_warmup_steps: int = Field(ge=0, description="warm-up steps")
     weight_decay: Number = Field(ge=0, description="weight decay of AdamW")
     clip_grad: Number = Field(ge=0, description="maximum norm of the gradients")
 
@@ -143,29 +143,23 @@ SEPARATE = MODES[2:]
 
 
 class Trainer(Section):
-    mode: Mode = Field(
-        description="verl's trainer; sync, or one that generates while it trains ([modes](recipes.md#trainer-modes))"
-    )
+    mode: Mode = Field(description="verl's trainer ([modes](recipes.md#trainer-modes))")
     logger: list[str] = Field(description="loggers of training steps; must include file")
     val_before_train: bool = Field(description="validate before the first step")
     test_freq: int = Field(ge=-1, description="steps between validations; -1: never")
     step_timeout: Annotated[int, OURS] = Field(
-        ge=1, description="seconds after which a run without a finished step is ended, start included"
+        ge=1, description="seconds per step, start included, after which a run is ended"
     )
     hang_timeout: Annotated[int, OURS] = Field(
         ge=1,
-        description="seconds without an engine's step or a growing checkpoint after which a run is ended; three times "
-        "what earlier steps took without generation if that is longer; from the second step on",
+        description="seconds without an engine step or a growing checkpoint after which a run is ended, from the "
+        "second step on; at least three times the earlier steps' time without generation",
     )
 
 
 class Checkpoints(Section):
-    every: Annotated[int, OURS] = Field(
-        ge=0, description="training steps between checkpoints; 0: none, so a broken run starts from step 1"
-    )
-    keep: int = Field(
-        ge=2, description="number of newest checkpoints to keep; the same number is kept from before the latest start"
-    )
+    every: Annotated[int, OURS] = Field(ge=0, description="training steps between checkpoints; 0: none")
+    keep: int = Field(ge=2, description="newest checkpoints to keep, and as many from before the latest start")
     write_rate: Annotated[Number | None, OURS] = Field(
         None, ge=0.001, description="GB/s that all hosts together write to the run's folder; null: not measured"
     )
@@ -177,13 +171,13 @@ class Cluster(Section):
     dies_per_node: int = Field(ge=1, description="devices per host")
     rollout_nodes: int = Field(
         ge=1,
-        description="hosts that only generate, in addition to cluster.nodes, in the trainer modes that have such hosts",
+        description="further hosts that only generate, in the trainer modes that have such hosts",
     )
     die_memory: Annotated[Number | None, OURS] = Field(
-        None, ge=1, description="memory of a device, GiB; null: the memory of the layout is not checked"
+        None, ge=1, description="memory of a device, GiB; null: not checked"
     )
     interface: Annotated[str | None, OURS] = Field(
-        None, description="network interface between hosts; null: as set in each host's environment"
+        None, description="network interface between hosts; null: from each host's environment"
     )
     hccl_ports: Annotated[str | None, OURS] = Field(None, description="ports reserved for HCCL, FIRST-LAST")
 
@@ -203,20 +197,19 @@ class Recipe(Section):
 
     name: Annotated[str, OURS] = Field(description="name of the recipe, and of its run folder")
     profile: Annotated[Literal["article", "recommended"] | None, OURS] = Field(
-        description="settings of the article's runs, or ours; null: the recipe has no profiles"
+        description="settings of the article, or ours; null: no profiles"
     )
     pin_set: Annotated[str, OURS] = Field(
-        description="pin set to run on, a folder of patches/; run_*.sh starts its environment, or PYTHON"
+        description="pin set, a folder of patches/; run_*.sh starts its environment, or PYTHON"
     )
-    seed: int = Field(ge=0, description="seed of the data order, of the engine and of seeded sampling")
-    steps: int = Field(ge=1, description="training steps; a finished run continues if this is raised")
+    seed: int = Field(ge=0, description="seed of data order, engine and seeded sampling")
+    steps: int = Field(ge=1, description="training steps; raise it to continue a finished run")
     sam: Annotated[
         Literal["off", SwitchName],
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads a bare `off` as false
         OURS,
     ] = Field(
-        description="speculation; batch: while at most sam_options.threshold requests run; auto: in each step the "
-        "number of draft tokens that pays off"
+        description="speculation; batch: while at most sam_options.threshold requests run; auto: where it pays off"
     )
     model: Model
     data: Data

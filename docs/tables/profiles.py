@@ -14,15 +14,15 @@ RECIPES = {"32B": "dapo_qwen3_32b_32die.yaml", "235B": "dapo_qwen3_235b_a22b_128
 
 REASONS = {
     "steps": (
-        "the article's figures show 20 steps, too few to judge learning",
+        "20 steps are too few to judge learning",
         "文章的图只有 20 步，不足以判断学习效果",
     ),
     "sam": (
-        "each request gets the number of draft tokens that pays off in each step, not all or none",
+        "each request drafts as many tokens as pay off",
         "每步每个请求按划算的数目起草，而不是全开或全关",
     ),
     "sam_options.k": (
-        "`auto` drafts fewer if fewer pay off; 235B's experts would need larger buffers for 15",
+        "`auto` drafts fewer if fewer pay off; 235B's experts need larger buffers",
         "不划算时 `auto` 会缩短草稿；发往 235B 的专家时，15 需要更大的缓冲区",
     ),
     "sam_options.rule": ("weighs all sources; longer accepted drafts", "综合所有来源，被接受的草稿更长"),
@@ -32,16 +32,16 @@ REASONS = {
         "难以被接受的 token 只增加验证开销",
     ),
     "data.train_files": (
-        "about 100 copies of each prompt make drafts from history look better than they are",
+        "100 copies of each prompt flatter drafts from history",
         "每个 prompt 约有 100 份，会使来自历史的草稿显得过好",
     ),
-    "data.shuffle": ("the result does not depend on the order of the file", "结果不受文件次序影响"),
+    "data.shuffle": ("independent of the order of the file", "结果不受文件次序影响"),
     "algorithm.overlong.enable": ("as in DAPO's own recipe: shorter tails", "与 DAPO 原配方相同：长尾更短"),
     "algorithm.overlong.len": ("as in DAPO's own recipe", "与 DAPO 原配方相同"),
     "algorithm.overlong.penalty_factor": ("as in DAPO's own recipe", "与 DAPO 原配方相同"),
     "rollout.temperature": ("as in DAPO's own recipe", "与 DAPO 原配方相同"),
-    "rollout.top_p": ("training computes log-probabilities of the whole distribution", "训练按完整的分布计算对数概率"),
-    "rollout.top_k": ("training computes log-probabilities of the whole distribution", "训练按完整的分布计算对数概率"),
+    "rollout.top_p": ("training uses the whole distribution", "训练按完整的分布计算对数概率"),
+    "rollout.top_k": ("training uses the whole distribution", "训练按完整的分布计算对数概率"),
     "train.weight_decay": ("as in DAPO's own recipe", "与 DAPO 原配方相同"),
     "train.lr_warmup_steps": ("as in DAPO's own recipe", "与 DAPO 原配方相同"),
     "train.clip_grad": ("as in DAPO's own recipe; 10,000 is off", "与 DAPO 原配方相同；10,000 等于不裁剪"),
@@ -59,7 +59,7 @@ REASONS = {
         "torch_npu 的默认值；2 占用更多显存，且与图模式冲突",
     ),
     "env.HCCL_BUFFSIZE": (
-        "CANN's default, MiB; enough for 235B's experts according to the formula, and each communicator needs it twice",
+        "CANN's default, MiB; enough for 235B's experts, and each communicator needs it twice",
         "CANN 的默认值（MiB）；按公式已够 235B 的专家使用，而每个通信域占用两份",
     ),
     "verl.trainer.balance_batch": ("equal numbers of tokens per rank", "各 rank 的 token 数均衡"),
