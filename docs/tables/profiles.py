@@ -23,7 +23,7 @@ REASONS = {
     ),
     "sam_options.k": (
         "`auto` drafts fewer if fewer pay off; 235B's experts need larger buffers",
-        "不划算时 `auto` 会缩短草稿；发往 235B 的专家时，15 需要更大的缓冲区",
+        "不划算时 `auto` 会缩短草稿；235B 的专家需要更大的缓冲区",
     ),
     "sam_options.rule": ("weighs all sources; longer accepted drafts", "综合所有来源，被接受的草稿更长"),
     "sam_options.sources": ("siblings and earlier epochs repeat each other", "同组回答和以前各轮的回答彼此重复"),
