@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/benchmarks.md, from the records in docs/results and the limits in sam_lab/bench/targets.toml."""
+"""The tables of docs/benchmarks.md, from the records in docs/results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from tables._records import Row, Table, output, source, table
 
-from sam_lab.bench.rows import TARGETS, Targets, figure
+from sam_lab.bench.rows import figure
 from sam_lab.replay import geometric_mean
 
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
@@ -29,25 +29,6 @@ def bench_name(row: Row, unit: bool = False) -> str:
     return re.sub(r"\b(newest|count|blend|auto)\b(?! k=)", r"`\1`", text)
 
 
-def bench_limit(row: Row) -> str:
-    """The limit of a row, in italics if it is a regression bound; a ratio is followed by the measured one."""
-    limits = Targets(TARGETS).entries
-    if row["what"] not in limits:
-        raise ValueError(f"docs/results has the row {row['what']!r}, {TARGETS.name} does not: record a new run")
-    limit = limits[row["what"]]
-    if "bound" not in limit:
-        return ""
-    at_most, reached = limit["better"] == "<=", row["ours"]["median"]
-    text = f"{'≤' if at_most else '≥'} {limit['bound']:,}"
-    if "of" in limit:
-        reached /= row["peers"][limit["of"]]["median"]
-        text += f" × {limit['of']} ({reached:{'.2g' if at_most else '.3f'}})"
-    if limit["reason"].startswith("Regression bound"):
-        text = f"*{text}*"
-    missed = reached > limit["bound"] if at_most else reached < limit["bound"]
-    return text + (", missed" if missed else "")
-
-
 def times(peer: dict[str, float] | None, ours: dict[str, float]) -> str:
     """A peer's figure as a multiple of ours."""
     ratio = peer["median"] / ours["median"] if peer else None
@@ -55,23 +36,23 @@ def times(peer: dict[str, float] | None, ours: dict[str, float]) -> str:
 
 
 def cost(language: str) -> str:
-    """Time and memory: our figure, each peer's as a multiple of it, and the limit."""
+    """Time and memory: our figure, and each peer's as a multiple of it."""
     lines = []
     for row in bench_rows("time and memory"):
         peers = [times(row["peers"].get(peer), row["ours"]) for peer in PEERS]
-        lines.append([bench_name(row, unit=True), figure(row["ours"]["median"]), *peers, bench_limit(row)])
-    return f"{source('en', 'bench')}\n\n{table(['', 'sam_core', *PEERS.values(), 'limit (reached)'], lines)}"
+        lines.append([bench_name(row, unit=True), figure(row["ours"]["median"]), *peers])
+    return f"{source('en', 'bench')}\n\n{table(['', 'sam_core', *PEERS.values()], lines)}"
 
 
 def accepted(language: str) -> str:
-    """Tokens per step of `blend`, of `count` and of each peer, and the limit."""
+    """Tokens per step of `blend`, of `count` and of each peer."""
     lines = []
     for row in bench_rows("acceptance"):
         if own := row["peers"].get("count") or row["peers"].get("count k=8"):
             peers = [own, *(row["peers"].get(peer) for peer in PEERS)]
             figures = [f"{found['median']:.3f}" if found else "" for found in [row["ours"], *peers]]
-            lines.append([bench_name(row), *figures, bench_limit(row)])
-    heads = ["", "`blend`", "`count`", *PEERS.values(), "limit (reached)"]
+            lines.append([bench_name(row), *figures])
+    heads = ["", "`blend`", "`count`", *PEERS.values()]
     return f"{source('en', 'bench-acceptance')}\n\n{table(heads, lines)}"
 
 
@@ -82,8 +63,8 @@ def sources(language: str) -> str:
         if not {"count", "count k=8"} & row["peers"].keys():
             other = row["peers"].get("without") or row["peers"].get("newest k=3")
             figures = [f"{found['median']:.3f}" if found else "" for found in (row["ours"], other)]
-            lines.append([bench_name(row), *figures, bench_limit(row)])
-    return table(["", "`blend`", "without", "limit (reached)"], lines)
+            lines.append([bench_name(row), *figures])
+    return table(["", "`blend`", "without"], lines)
 
 
 def sampler() -> Iterator[Row]:
