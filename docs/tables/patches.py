@@ -68,8 +68,9 @@ def patches(language: str) -> str:
 
 
 def cells(patch: Patch) -> list[str]:
-    """What a patch does, and where upstream discusses it."""
-    line = [f"**{patch.title}.** {patch.why}", ", ".join(patch.threads)]
+    """What a patch does, why if it fixes upstream, and where upstream discusses it."""
+    why = "" if patch.title.startswith("[sam]") else f" {patch.why}"
+    line = [f"**{patch.title}.**{why}", ", ".join(patch.threads)]
     return [cell.replace("|", "\\|") for cell in line]
 
 
