@@ -81,7 +81,7 @@ Writes OUT/engine-replay.json, steps.json, learned.json and engine-replay.png; w
 folder of its name. Each finished run is appended to runs.jsonl, and --resume keeps the runs of the same settings. Exits
 with 1 if an answer differs from the recorded one or an arm drafted nothing.
 
-on one GPU with vLLM 0.32 or 0.33 and the plugin (docs/lab.md has the output):
+on one GPU with vLLM 0.32 or 0.33 and the plugin (docs/lab.md explains the output):
   python -m sam_lab engine-replay sam_lab/data/evidence/{rl,long}.jsonl.gz --part test --shape Qwen3-8B \\
     --graphs FULL --groups 40 --batches 2 --tokens 1500 --max-seqs 128 --out outputs/gpu
 """
