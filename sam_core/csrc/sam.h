@@ -258,7 +258,11 @@ static inline sam_state sam_link(const sam_index *index, sam_state state) {
 }
 
 // Tokens in the longest string of a state.
-uint32_t sam_length(const sam_index *index, sam_state state);
+static inline uint32_t sam_length(const sam_index *index, sam_state state) {
+    if (state & SAM_NODE)
+        return sam_node_of(index, state)->length;
+    return index->chunks[state / SAM_CHUNK].first + state % SAM_CHUNK + 1;
+}
 
 // The target of the edge by `token`, SAM_NONE if there is none.
 sam_state sam_child(const sam_index *index, sam_state state, int32_t token);

@@ -22,6 +22,7 @@ CSRC = next(path for path in (HERE.parent / "csrc", HERE.parents[1] / "sam_core"
 CC = os.environ.get("CC", "cc")
 WARNINGS = ["-std=c11", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+AUTOMATON = sorted(path.name for path in CSRC.glob("sam*.c"))
 FILES = ["corpus.c", "persist.c"]
 MODULE = sorted(path.name for path in CSRC.glob("*.c") if path.name == "module.c" or path.name.startswith("python"))
 OTHERS = ("budget.c", "cost.c", "table.c", *FILES, *MODULE)
@@ -30,7 +31,7 @@ POOL = sorted(path.name for path in CSRC.glob("*.c") if path.name not in OTHERS)
 PROGRAMS = {
     "test_pool": ["test_pool.c", *POOL, *FILES],
     "test_threads": ["test_threads.c", *POOL, *FILES],
-    "test_index": ["test_index.c", "memory.c", "sam.c"],
+    "test_index": ["test_index.c", "memory.c", *AUTOMATON],
     "test_budget": ["test_budget.c", "budget.c", "cost.c"],
     "test_table": ["test_table.c", "table.c"],
 }

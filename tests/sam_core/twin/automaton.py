@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A suffix automaton over several texts with what followed every string in them: the twin of csrc/sam.c.
+"""A suffix automaton over several texts with what followed every string in them: the twin of csrc/sam*.c.
 
 csrc/sam.h draws the structure. Here every state is an object with dictionaries, strings that occurred once included
 (the C keeps these as leaves of one link each), and a token counts for the whole link path, so a long loop in a text is
