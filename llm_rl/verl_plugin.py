@@ -8,7 +8,6 @@ all these hooks are as in verl 0.9.1; otherwise an error is logged, and the laun
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sam_core.engines.hooks import Hook, problem, rebind
+from sam_core.engines.hooks import Hook, installed, problem, rebind
 from sam_core.engines.verl.after_import import after_import
 from sam_core.engines.verl.plugin import module_name
 
@@ -363,8 +362,7 @@ def imported(folder: Path, file: str, module: ModuleType) -> None:
 
 def install() -> None:
     """Rebind functions as verl imports their modules; verl 0.6.1, which has patches, stays unchanged."""
-    spec = importlib.util.find_spec("verl")
-    folder = spec and spec.origin and Path(spec.origin).parent
+    folder = installed("verl")
     if folder and (folder / TRAINER).is_file():
         after_import({module_name(file): functools.partial(imported, folder, file) for file in MODULES})
 

@@ -7,6 +7,7 @@ import argparse
 import ast
 import functools
 import importlib.util
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,12 +49,44 @@ class Hook(NamedTuple):
     owner: str
     name: str
     parameters: str
-    has: tuple[str, ...]
-    why: str
+    has: tuple[str, ...] = ()
+    why: str = ""
     older: tuple[Older, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.file}: {self.owner and self.owner + '.'}{self.name}"
+
+
+def read_table(file: Path) -> tuple[Hook, ...]:
+    """The hooks of a text file. Its lines begin with these words; a backslash continues a line.
+
+    file FILE: of the functions that follow.
+    def OWNER.NAME(PARAMETERS): a hook.
+    why WHY, has EXPRESSION: of this hook.
+    until RELEASE (PARAMETERS), or until RELEASE absent: an earlier form; its expressions follow.
+    """
+    found: list[Hook] = []
+    path = ""
+    for line in re.sub(r"\\\n *", "", file.read_text()).splitlines():
+        word, _, rest = line.strip().partition(" ")
+        names = " ".join(rest.partition("(")[2].rstrip(")").replace(",", "").split())
+        if word == "file":
+            path = rest
+        elif word == "def":
+            owner, _, name = rest.partition("(")[0].rpartition(".")
+            found.append(Hook(path, owner, name, names))
+        elif word == "why":
+            found[-1] = found[-1]._replace(why=rest)
+        elif word == "until":
+            old = Older(rest.split()[0], None if rest.endswith("absent") else names)
+            found[-1] = found[-1]._replace(older=(*found[-1].older, old))
+        elif word == "has":
+            *older, form = found[-1].older or (found[-1],)
+            form = form._replace(has=(*form.has, rest))
+            found[-1] = form if isinstance(form, Hook) else found[-1]._replace(older=(*older, form))
+        elif word.strip("#"):
+            raise ValueError(f"{file}: a line begins with {word!r}")
+    return tuple(found)
 
 
 @functools.cache

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import importlib.util
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from sam_core.engines.hooks import installed
 from sam_core.engines.verl import hooks
 from sam_core.engines.verl.after_import import after_import
 from sam_core.engines.verl.plugin import agents, engine, trainers
@@ -92,10 +92,8 @@ def complain(problem: str) -> None:
 
 def install() -> None:
     """Rebind modules as verl imports them; leave a verl with this project's patches unchanged."""
-    spec = importlib.util.find_spec("verl")
-    if spec is None or spec.origin is None:
+    if (folder := installed("verl")) is None:
         return
-    folder = Path(spec.origin).parent
     if hooks.is_patched(folder):
         LOGGER.debug("this verl has the patches of speculative method 'sam'; the plugin leaves it unchanged")
         return
