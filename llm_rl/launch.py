@@ -67,7 +67,7 @@ class Plan:
         return [f"cd {shlex.quote(str(self.folder))}", *exports, f"exec {shlex.join(self.argv)}"]
 
 
-def main(argv: list[str] | None = None) -> int:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m llm_rl.launch",
         description="Run a recipe under the verl and vLLM of its pin set.",
@@ -96,37 +96,27 @@ def main(argv: list[str] | None = None) -> int:
         metavar="BYTES",
         help="with --check: size of the running Ray's object store (default: the recipe's, else Ray's own)",
     )
-    args = parser.parse_intermixed_args(argv)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_intermixed_args(argv)
     run_dir: Path | None = None
     try:
         recipe = config.load(args.config, args.overrides)
-        if args.json:
-            layout.check_sizes(recipe, None)
-            facts = {"hosts": recipe.hosts, "fitting_nodes": layout.fitting_nodes(recipe), "may_change": MAY_CHANGE}
-            needed = space.needs(recipe, read_shape(Path(recipe.model.path)))
-            facts |= {"checkpoint_gb": needed and needed.checkpoint, "checkpoints": needed and needed.checkpoints}
-            print(json.dumps({"recipe": recipe.model_dump(), **facts}))
-            return 0
         run_dir = (args.run_dir or ROOT / "runs" / f"{recipe.title}-sam-{recipe.sam}").resolve()
-        if args.check:
-            planned = plan(recipe, run_dir, dry_run=True)
-            if needed := planned.needs:
-                if args.object_store is not None:
-                    needed = replace(needed, store=args.object_store / layout.GIB)
-                space.check(needed, run_dir)
-            check_sources(planned)
-            if done := resume_point(recipe, run_dir, resume.checkpoints(run_dir)):
-                begin_record(planned, tree_ids(recipe), done)  # whether the run can resume with this recipe
-            print(f"{recipe.title}: fits the {recipe.cluster.unit}s, the disk of {run_dir} and the memory of this host")
-            return 0
-        if args.dry_run:
+        if args.json:
+            print_facts(recipe)
+        elif args.check:
+            check(recipe, run_dir, args.object_store)
+        elif args.dry_run:
             planned = plan(recipe, run_dir, dry_run=True)
             comments = [f"{recipe.title}: pin set {recipe.pin_set}, sam {recipe.sam}", *planned.table]
             comments += [f"warning: {warning}" for warning in planned.warnings]
             print("\n".join([*(f"# {line}" for line in comments), *planned.script()]))
-            return 0
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the trainer's processes are ended
-        run(recipe, run_dir)
+        else:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the trainer's processes are ended
+            run(recipe, run_dir)
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
@@ -137,6 +127,31 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted: the run and its processes are ended", file=sys.stderr)
         return 130
     return 0
+
+
+def print_facts(recipe: Recipe) -> None:
+    """Print the recipe and its facts as JSON, see `--json`."""
+    layout.check_sizes(recipe, None)
+    facts = {"hosts": recipe.hosts, "fitting_nodes": layout.fitting_nodes(recipe), "may_change": MAY_CHANGE}
+    needed = space.needs(recipe, read_shape(Path(recipe.model.path)))
+    facts |= {"checkpoint_gb": needed and needed.checkpoint, "checkpoints": needed and needed.checkpoints}
+    print(json.dumps({"recipe": recipe.model_dump(), **facts}))
+
+
+def check(recipe: Recipe, run_dir: Path, object_store: int | None) -> None:
+    """Check the disk and memory of this host, and whether the run in run_dir can resume. Raises UserError if not.
+
+    object_store: bytes of the running Ray's object store; None: as the recipe says.
+    """
+    planned = plan(recipe, run_dir, dry_run=True)
+    if needed := planned.needs:
+        if object_store is not None:
+            needed = replace(needed, store=object_store / layout.GIB)
+        space.check(needed, run_dir)
+    check_sources(planned)
+    if done := resume_point(recipe, run_dir, resume.checkpoints(run_dir)):
+        begin_record(planned, tree_ids(recipe), done)
+    print(f"{recipe.title}: fits the {recipe.cluster.unit}s, the disk of {run_dir} and the memory of this host")
 
 
 def plan(recipe: Recipe, run_dir: Path, dry_run: bool = False) -> Plan:

@@ -242,52 +242,60 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
     check_sizes(recipe, model)
     dies, dies_per_node, unit = recipe.cluster.dies, recipe.cluster.dies_per_node, recipe.cluster.unit
     tp, dp = recipe.rollout.tensor_model_parallel_size, recipe.rollout.data_parallel_size
+    engines = f"{recipe.rollout_dies // tp} engines of TP {tp}, EP {recipe.rollout.expert_parallel_size}, DP {dp}"
     table = [(f"{unit}s", f"{dies} = {recipe.cluster.nodes} x {dies_per_node}")]
     if recipe.separate:
         hosts = recipe.cluster.rollout_nodes
         table += [(f"{unit}s that generate", f"{recipe.rollout_dies} = {hosts} x {dies_per_node}")]
-    table += [
-        (
-            "rollout",
-            f"{recipe.rollout_dies // tp} engines of TP {tp}, EP {recipe.rollout.expert_parallel_size}, DP {dp}",
-        )
-    ]
-    memory = recipe.cluster.die_memory
-    if model is None or memory is None:
-        reason = "cluster.die_memory is not set" if memory is None else why_unknown(Path(recipe.model.path))
+    table += [("rollout", engines)]
+    if model is None or recipe.cluster.die_memory is None:
+        no_memory = recipe.cluster.die_memory is None
+        reason = "cluster.die_memory is not set" if no_memory else why_unknown(Path(recipe.model.path))
         return _lines([*table, ("memory", f"not checked: {reason}")]), []
     roll, train = rollout(recipe, model), training(recipe, model)
-    asleep = (
-        f"{dies_per_node * roll.weights:.0f} GiB per host while training, {dies_per_node * roll.pinned:.0f} when pinned"
-    )
+    _check_memory(recipe, model, roll, train)
+    return _lines([*table, *_rollout_rows(recipe, roll), *_training_rows(recipe, train, roll)]), _warnings(recipe, roll)
+
+
+def _rollout_rows(recipe: Recipe, roll: RolloutMemory) -> list[tuple[str, str]]:
+    per_host = recipe.cluster.dies_per_node
+    asleep = f"{per_host * roll.weights:.0f} GiB per host while training, {per_host * roll.pinned:.0f} when pinned"
+    kv = f"{roll.kv:.1f} of {roll.budget:.1f} GiB, after {RESERVE:g} GiB for communicators and activations"
+    sequence = f"{roll.sequence:.2f} GiB for {recipe.sequence_length} tokens{' and states' * (roll.states > 0)}"
+    return [
+        (f"  weights per {recipe.cluster.unit}", f"{roll.weights:.1f} GiB"),
+        *([("  weights asleep", asleep)] if recipe.keeps_weights_on_host else []),
+        ("  KV cache", kv),
+        *([("  states", f"{1024 * roll.states:.0f} MiB per request with k = {recipe.k}")] if roll.states else []),
+        ("  full sequence", sequence),
+        ("  full sequences that fit", f"{roll.full_sequences:.1f} of {recipe.rollout.max_num_seqs}"),
+        ("  mean tokens that fit", f"{roll.mean_tokens:.0f} at {recipe.rollout.max_num_seqs} requests"),
+        ("  requests per engine", f"{roll.requests} per round, in {roll.waves} wave{'s' * (roll.waves > 1)}"),
+    ]
+
+
+def _training_rows(recipe: Recipe, train: TrainingMemory, roll: RolloutMemory) -> list[tuple[str, str]]:
+    unit = recipe.cluster.unit
     reference = f"{train.reference:.1f} GiB per {unit}; offloaded: {train.reference_host:.0f} GiB per host"
     groups = (
         f"{roll.communicators:.1f} GiB per {unit} for the engine's {len(communicators.engine_groups(recipe))}, "
         f"{train.communicators:.1f} for the trainer's {len(communicators.trainer_groups(recipe))}"
     )
-    table += [
-        (f"  weights per {unit}", f"{roll.weights:.1f} GiB"),
-        *([("  weights asleep", asleep)] if recipe.keeps_weights_on_host else []),
-        (
-            "  KV cache",
-            f"{roll.kv:.1f} of {roll.budget:.1f} GiB, after {RESERVE:g} GiB for communicators and activations",
-        ),
-        *([("  states", f"{1024 * roll.states:.0f} MiB per request with k = {recipe.k}")] if roll.states else []),
-        (
-            "  full sequence",
-            f"{roll.sequence:.2f} GiB for {recipe.sequence_length} tokens{' and states' * (roll.states > 0)}",
-        ),
-        ("  full sequences that fit", f"{roll.full_sequences:.1f} of {recipe.rollout.max_num_seqs}"),
-        ("  mean tokens that fit", f"{roll.mean_tokens:.0f} at {recipe.rollout.max_num_seqs} requests"),
-        ("  requests per engine", f"{roll.requests} per round, in {roll.waves} wave{'s' * (roll.waves > 1)}"),
+    return [
         ("training", f"{recipe.train.backend}, data parallel {train.data_parallel}"),
         ("  weights, gradients", f"{train.weights:.1f} + {train.gradients:.1f} GiB per {unit}"),
         ("  optimizer", f"{train.optimizer:.1f} GiB per {unit}; offloaded: {train.host:.0f} GiB per host"),
         *([("  reference", reference)] if recipe.has_reference else []),
         ("  logits", f"{train.logits:.1f} GiB per copy in float32"),
         *([("communicators", groups)] if train.communicators or roll.communicators else []),
-        ("  total", f"{train.total:.1f} of {memory:g} GiB, plus {RESERVE:g} for activations"),
+        ("  total", f"{train.total:.1f} of {recipe.cluster.die_memory:g} GiB, plus {RESERVE:g} for activations"),
     ]
+
+
+def _check_memory(recipe: Recipe, model: Shape, roll: RolloutMemory, train: TrainingMemory) -> None:
+    """Raise UserError unless rollout and training fit into the memory of a device."""
+    unit, memory = recipe.cluster.unit, recipe.cluster.die_memory
+    assert memory
     if roll.kv < roll.sequence:
         needed = roll.weights + RESERVE + roll.sequence
         spread = ": spread the experts over data-parallel ranks" if model.experts and roll.weights > roll.budget else ""
@@ -309,6 +317,9 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
             f"each {unit}, and the engine uses {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and "
             "train.optimizer_offload"
         )
+
+
+def _warnings(recipe: Recipe, roll: RolloutMemory) -> list[str]:
     warnings = [
         f"verl.{key} adds a model whose memory is not counted" for key in OTHER_MODELS if recipe.verl_keys.get(key)
     ]
@@ -318,7 +329,7 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
             f"the engine will preempt requests: {recipe.rollout.max_num_seqs} concurrent requests leave "
             f"{roll.mean_tokens:.0f} tokens for each, and {expected} are expected (rollout.expected_length)"
         )
-    return _lines(table), warnings
+    return warnings
 
 
 def _lines(table: list[tuple[str, str]]) -> list[str]:
