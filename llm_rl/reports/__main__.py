@@ -43,12 +43,12 @@ def write(out, summary, runs, accuracy=(), article=False, inputs=()):
     """
     from llm_rl.reports.pictures import draw
 
-    pictures = draw(summary, runs, article)
-    files = pictures | {"summary.json": (json.dumps(summary, indent=2) + "\n").encode()}
+    files = {"summary.json": (json.dumps(summary, indent=2) + "\n").encode()}
     for language, suffix in (("en", ""), ("zh", ".zh")):
         other = {"中文": "report.zh.html"} if language == "en" else {"English": "report.html"}
+        pictures = draw(summary, runs, language, article)
         text = markdown(summary, language, accuracy, article)
-        files[f"report{suffix}.md"] = text.encode()
+        files |= pictures | {f"report{suffix}.md": text.encode()}
         files[f"report{suffix}.html"] = page(text, language, pictures, other).encode()
     (out / "pictures").mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of a report: Markdown, from one template per language, and a self-contained HTML file.
+"""The pages of a report: Markdown, from one template for all languages, and a self-contained HTML file.
 
-A template gets the result of `variables`. A table is a filter block around the table's head.
+The template gets the result of `variables`. A table is a filter block around the table's head.
 """
 
 import base64
@@ -37,9 +37,14 @@ def markdown(summary, language, accuracy=(), article=False):
     return re.sub(r"\n{3,}", "\n\n", str(text)).strip() + "\n"
 
 
-def words(language="en"):
-    """The macros and labels of a template, as attributes."""
-    return _template(language).module
+def words():
+    """The macros of the template in English, as attributes."""
+    return _template("en").module
+
+
+def speech(language):
+    """A function that chooses between what it gets in English and in Chinese."""
+    return {"en": lambda english, chinese: english, "zh": lambda english, chinese: chinese}[language]
 
 
 def text_table(summary):
@@ -55,12 +60,12 @@ def text_table(summary):
 def page(text, language, pictures, links):
     """Convert Markdown to an HTML file.
 
-    pictures: {file name: bytes of a PNG}; links: {text: file name} for the first line.
+    pictures: {file name: bytes of an SVG}; links: {text: file name} for the first line.
     """
 
     def figure(match):
         data = base64.b64encode(pictures[match[1]]).decode()
-        image = f'<img alt="{match[2]}" src="data:image/png;base64,{data}">'
+        image = f'<img alt="{match[2]}" src="data:image/svg+xml;base64,{data}">'
         return f"<figure>{image}<figcaption>{match[2]}</figcaption></figure>"
 
     rules = ["backticks", "escape", "heading", "image", "list", "table"]
@@ -83,7 +88,8 @@ def _template(language):
         loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     environment.filters |= {"table": table, "relabel": relabel, "evaluation_row": evaluation_row}
-    return environment.get_template(f"report.{language}.md.jinja")
+    environment.globals["say"] = speech(language)
+    return environment.get_template("report.md.jinja")
 
 
 def table(head, rows):
@@ -118,7 +124,7 @@ def evaluation_row(evaluation):
 
 
 def variables(summary, accuracy, article=False):
-    """The variables of the templates; rows are lists of cells.
+    """The variables of the template; rows are lists of cells.
 
     summary; arms, others: all runs of the summary, and those with speculation, each with its `name`; loads: machine
     load if it was busy; same_noise: whether all runs logged answers sampled by seed; engine_logged: whether all have

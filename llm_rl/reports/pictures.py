@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report's pictures, as PNG files, in the colour-blind safe palette of Okabe and Ito."""
+"""The report's pictures, as SVG files, in the colour-blind safe palette of Okabe and Ito.
+
+Their texts stay texts, whose font the reader has: this machine may have none for Chinese.
+"""
 
 import io
+import re
+import warnings
 from collections import defaultdict
 
 from llm_rl.article import CURVES, tokens_per_step
 from llm_rl.reports.compare import NAMES, arms_of, busy_loads
+from llm_rl.reports.pages import speech
 
 COLOURS = {"off": "#6e6e6e", "on": "#0072b2", "auto": "#d55e00"}
 MARKERS = {"off": "o", "on": "s", "auto": "^"}
@@ -16,41 +22,56 @@ ARTICLE = {"off": ("#000000", ":"), "on": ("#009e73", "--")}
 SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corpus": "#cc79a7", "common": "#56b4e9"}
 
 
-def draw(summary, runs, article=False):
-    """Draw {file name: bytes of a PNG} from a summary and its Runs, omitting pictures without data.
+def draw(summary, runs, language, article=False):
+    """Draw {file name: bytes of an SVG} from a summary and its Runs, omitting pictures without data.
 
     article: whether to add the article's curves of acceptance, reward and length.
     """
-    pictures = {"times": _draw(_times, summary, runs), "training": _draw(_training, summary, runs, article)}
+    say = speech(language)
+    fill = {"times": _times, "training": _training}
     if all(summary[arm]["step_costs"] for arm in arms_of(summary)):
-        pictures["rollout"] = _draw(_rollout, summary, runs, article, panels=1)
+        fill["rollout"] = _rollout
     others = [summary[arm] for arm in arms_of(summary)[1:]]
     if any(arm["positions"] for arm in others):
-        pictures["acceptance"] = _draw(_acceptance, summary, runs, article)
+        fill["acceptance"] = _acceptance
     if any(arm["by_source"] for arm in others):
-        pictures["drafts"] = _draw(_drafts, summary, runs)
-    return {f"pictures/{name}.png": data for name, data in pictures.items()}
+        fill["drafts"] = _drafts
+    return {
+        f"pictures/{name}{say('', '.zh')}.svg": _draw(part, say, summary, runs, article) for name, part in fill.items()
+    }
 
 
-def _draw(fill, summary, runs, article=False, panels=2):
-    """A picture of 1320 x 550 pixels, whose panels `fill` draws."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def _draw(fill, say, summary, runs, article):
+    """A picture of 12 x 5 inches, whose panels `fill` draws."""
+    import matplotlib
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, panels, squeeze=False)[0]
+    axes = figure.subplots(1, 1 if fill is _rollout else 2, squeeze=False)[0]
     for part in axes:
         part.spines[["top", "right"]].set_visible(False)
-    fill(axes, summary, runs, article)
+    fill(axes, say, summary, runs, article)
     data = io.BytesIO()
-    figure.savefig(data, format="png")
+    # Equal figures give equal files.
+    with warnings.catch_warnings(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "report"}):
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure.savefig(data, format="svg", metadata={"Date": None})
     return data.getvalue()
 
 
-def _times(axes, summary, runs, article):
+def _legend(axes, **options):
+    legend = axes.legend(frameon=False, **options)
+    for text in legend.get_texts():  # room for Chinese characters, which are wider than what stands for a missing glyph
+        text.set_text(text.get_text() + " " * len(re.findall("[\u3000-\uffef]", text.get_text())))
+
+
+def _times(axes, say, summary, runs, article):
     seconds, costs = axes
-    names = {"round_s": "mean round", "rollout_s": "rollout of a\ntraining step", "step_s": "training step"}
+    names = {
+        "round_s": say("mean round", "单轮平均"),
+        "rollout_s": say("rollout of a\ntraining step", "训练步的 Rollout"),
+        "step_s": say("training step", "训练步"),
+    }
     names = {name: label for name, label in names.items() if summary["off"][name] is not None}
     arms = arms_of(summary)
     width = 0.8 / len(arms)
@@ -67,20 +88,28 @@ def _times(axes, summary, runs, article):
     seconds.set_xticks(range(len(names)), names.values())
     seconds.margins(y=0.22)
     first, last = summary["first_step_counted"], summary["steps"]
-    busy = "; other work kept the machine BUSY" if busy_loads(summary) else ""
-    seconds.set(title=f"Mean of training steps {first} to {last}; gain: median of off / on - 1{busy}", ylabel="seconds")
-    seconds.legend(loc="upper left", frameon=False, ncols=len(arms))
-    _step_costs(costs, summary)
+    title = say(
+        "Mean of training steps {} to {}; gain: median of off / on - 1",
+        "训练步 {} 至 {} 的均值；收益：off / on - 1 的中位数",
+    )
+    busy = say("; other work kept the machine BUSY", "；机器当时繁忙") if busy_loads(summary) else ""
+    seconds.set(title=title.format(first, last) + busy, ylabel=say("seconds", "秒"))
+    _legend(seconds, loc="upper left", ncols=len(arms))
+    _step_costs(costs, say, summary)
 
 
-def _step_costs(axes, summary):
-    axes.set_title("Time of an engine step")
+def _step_costs(axes, say, summary):
+    axes.set_title(say("Time of an engine step", "引擎步的耗时"))
     if not all(summary[arm]["step_costs"] for arm in arms_of(summary)):
-        _note(axes, "no engine log that matches the step log")
+        _no_engine_log(axes, say)
         return
     lines = [("off", "plain", "SAM off", "-")]
-    lines += [(arm, "drafted", f"{NAMES[arm]}, steps with drafts", "-") for arm in arms_of(summary)[1:]]
-    lines += [(arm, "plain", f"{NAMES[arm]}, steps without", ":") for arm in arms_of(summary)[1:]]
+    lines += [
+        (arm, "drafted", NAMES[arm] + say(", steps with drafts", "，有草稿的步"), "-") for arm in arms_of(summary)[1:]
+    ]
+    lines += [
+        (arm, "plain", NAMES[arm] + say(", steps without", "，没有草稿的步"), ":") for arm in arms_of(summary)[1:]
+    ]
     for arm, kind, label, style in lines:
         rows = [row for row in summary[arm]["step_costs"] if row[kind] >= MIN_STEPS]
         requests, times = ([row[name] for row in rows] for name in ("max_running", f"{kind}_ms"))
@@ -88,12 +117,12 @@ def _step_costs(axes, summary):
         axes.plot(requests, times, MARKERS[arm] + style, color=COLOURS[arm], label=label, markerfacecolor=face)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set(xlabel="maximum running requests", ylabel="median, ms")
+    axes.set(xlabel=say("maximum running requests", "最大运行请求数"), ylabel=say("median, ms", "中位数，毫秒"))
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    _legend(axes)
 
 
-def _rollout(axes, summary, runs, article):
+def _rollout(axes, say, summary, runs, article):
     """Draw the busiest replica's running requests over time, in the last training step in which the run generated."""
     (axes,) = axes
     threshold = summary["threshold"]
@@ -114,23 +143,26 @@ def _rollout(axes, summary, runs, article):
         if arm != "off":
             drafting = [row[1] - rows[0][1] for row in rows if row[5]]
             height = [-0.045 * place * peak] * len(drafting)
-            axes.plot(drafting, height, "|", color=COLOURS[arm], label=f"{NAMES[arm]}: engine step with drafts")
-    axes.axhline(threshold, color="black", linewidth=0.9, linestyle="--", label=f"threshold {threshold}; tail shaded")
+            label = NAMES[arm] + say(": engine step with drafts", "：有草稿的引擎步")
+            axes.plot(drafting, height, "|", color=COLOURS[arm], label=label, rasterized=True)  # there may be many
+    label = say("threshold {}; tail shaded", "阈值 {}；阴影为长尾").format(threshold)
+    axes.axhline(threshold, color="black", linewidth=0.9, linestyle="--", label=label)
     gained = {NAMES[arm]: summary[arm]["gain"]["tail"] for arm in arms_of(summary)[1:]}
-    speedups = [
-        f"{name} {1 + gain['gain']:.2f} times as fast" for name, gain in gained.items() if gain and gain["shown"]
-    ]
+    faster = say("{} {:.2f} times as fast", "{} 速度是 {:.2f} 倍")
+    speedups = [faster.format(name, 1 + gain["gain"]) for name, gain in gained.items() if gain and gain["shown"]]
     if article:
         off, on = (CURVES["stages"][arm]["tail"] for arm in ("off", "on"))
-        speedups.append(f"the article {off / on:.2f}")
-    tails = f"; tail: {', '.join(speedups)}" if speedups else ""
-    generated = "" if all(run.engine[-1] for run in runs.values()) else " that generated"
-    axes.set_title(f"Requests running in the last training step{generated}{tails}")
+        speedups.append(say("the article {:.2f}", "文章 {:.2f}").format(off / on))
+    tails = say("; tail: ", "；长尾：") + say(", ", "，").join(speedups) if speedups else ""
+    generated = "" if all(run.engine[-1] for run in runs.values()) else say(" that generated", "有生成的")
+    title = say("Requests running in the last training step{}{}", "最后一个{}训练步中运行的请求{}")
+    axes.set_title(title.format(generated, tails))
     axes.set_ylim(-0.04 * peak * len(runs), 1.05 * peak)
     axes.locator_params(axis="y", integer=True)
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.05 * peak])
-    axes.set(xlabel="seconds since the rollout began", ylabel="running requests")
-    axes.legend(frameon=False)
+    axes.set(xlabel=say("seconds since the rollout began", "Rollout 开始后的秒数"))
+    axes.set(ylabel=say("running requests", "运行中的请求数"))
+    _legend(axes)
 
 
 def _curve(rows):
@@ -147,7 +179,7 @@ def _curve(rows):
     return times, running
 
 
-def _acceptance(axes, summary, runs, article):
+def _acceptance(axes, say, summary, runs, article):
     by_position, by_requests = axes
     first = summary["first_step_counted"] - 1
     highest = 1.0
@@ -170,21 +202,31 @@ def _acceptance(axes, summary, runs, article):
         highest = max([highest, *filter(None, values)])
         values = [float("nan") if value is None else value for value in values]
         colour, line = ARTICLE["on"]
-        by_position.plot(range(len(starts)), values, line, color=colour, label="the article (8B, k = 3, greedy)")
+        by_position.plot(
+            range(len(starts)),
+            values,
+            line,
+            color=colour,
+            label=say("the article (8B, k = 3, greedy)", "文章（8B，k = 3，贪心）"),
+        )
     by_position.set_xticks(range(len(starts)), [f"{at:,}" for at in starts], rotation=30)
-    title = "Tokens per request and step, "
-    by_position.set(title=title + "steps with a draft", xlabel="tokens of the answer before the step, from")
-    by_requests.set(title=title + "all steps", xlabel="running requests")
-    by_requests.axvline(summary["threshold"] + 0.5, color="black", linewidth=0.9, linestyle="--", label="threshold")
+    title = say("Tokens per request and step, {}", "每请求每步 token 数，{}")
+    by_position.set(
+        title=title.format(say("steps with a draft", "有草稿的步")),
+        xlabel=say("tokens of the answer before the step, from", "该步之前回答的 token 数（起）"),
+    )
+    by_requests.set(title=title.format(say("all steps", "全部步")), xlabel=say("running requests", "运行中的请求数"))
+    threshold = {"color": "black", "linewidth": 0.9, "linestyle": "--", "label": say("threshold", "阈值")}
+    by_requests.axvline(summary["threshold"] + 0.5, **threshold)
     if not all(runs[arm].engine for arm in arms_of(summary)[1:]):
-        _note(by_requests, "no engine log that matches the step log")
+        _no_engine_log(by_requests, say)
     for part in axes:
         part.axhline(1, color=COLOURS["off"], linewidth=1.5, label=NAMES["off"])
-        part.set(ylim=(0.9, highest + 0.1 * (highest - 0.9)), ylabel="tokens")
-        part.legend(frameon=False)
+        part.set(ylim=(0.9, highest + 0.1 * (highest - 0.9)), ylabel=say("tokens", "token 数"))
+        _legend(part)
 
 
-def _drafts(axes, summary, runs, article):
+def _drafts(axes, say, summary, runs, article):
     by_source, memory = axes
     arms = arms_of(summary)[1:]
     names = [name for name in SOURCES if any(name in summary[arm]["by_source"] for arm in arms)]
@@ -201,19 +243,25 @@ def _drafts(axes, summary, runs, article):
             by_source.bar_label(bar, [label], padding=2, fontsize=9)
     by_source.set_xticks(range(len(names)), names)
     by_source.margins(y=0.18)
-    by_source.set(title="Draft tokens by source: proposed (light), accepted (dark)", ylabel="draft tokens")
+    by_source.set(
+        title=say(
+            "Draft tokens by source: proposed (light), accepted (dark)", "各来源的草稿 token：提出（浅）、接受（深）"
+        )
+    )
+    by_source.set_ylabel(say("draft tokens", "草稿 token 数"))
     for arm in arms:
         sizes = summary[arm]["index_bytes"]
         numbers = range(1, len(sizes) + 1)
         memory.plot(numbers, [n / 2**20 for n in sizes], MARKERS[arm] + "-", color=COLOURS[arm], label=NAMES[arm])
-    memory.set(title="Memory of texts and indexes", ylabel="MiB")
+    memory.set(title=say("Memory of texts and indexes", "文本与索引的内存"), ylabel="MiB")
     memory.set_ylim(bottom=0)
-    _training_steps(memory)
-    memory.legend(frameon=False)
+    _training_steps(memory, say)
+    _legend(memory)
 
 
-def _training(axes, summary, runs, article):
-    for part, name, title in zip(axes, ("rewards", "lengths"), ("Mean reward", "Mean answer, tokens"), strict=True):
+def _training(axes, say, summary, runs, article):
+    titles = say(("Mean reward", "Mean answer, tokens"), ("平均奖励", "平均回答长度，token"))
+    for part, name, title in zip(axes, ("rewards", "lengths"), titles, strict=True):
         for arm in reversed(arms_of(summary)):  # off last, thin and on top, so that equal curves both show
             values = summary[arm][name]
             style = {"color": COLOURS[arm], "label": NAMES[arm], "linewidth": 4, "markersize": 9, "alpha": 0.55}
@@ -222,19 +270,20 @@ def _training(axes, summary, runs, article):
             part.plot(range(1, len(values) + 1), values, MARKERS[arm] + "-", **style)
         for arm, (colour, line) in ARTICLE.items() if article else ():
             values = CURVES[name.removesuffix("s")][arm]
-            label = f"the article, {NAMES[arm]} (32B)"
+            label = say("the article, {} (32B)", "文章，{}（32B）").format(NAMES[arm])
             part.plot(range(1, len(values) + 1), values, line, color=colour, label=label, linewidth=1.2)
         part.set_title(title)
         part.margins(y=0.15)
-        _training_steps(part)
-        part.legend(frameon=False)
+        _training_steps(part, say)
+        _legend(part)
 
 
-def _note(axes, text):
+def _no_engine_log(axes, say):
+    text = say("no engine log that matches the step log", "没有与步日志相符的引擎日志")
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
     axes.set(xticks=[], yticks=[])
 
 
-def _training_steps(axes):
-    axes.set_xlabel("training step")
+def _training_steps(axes, say):
+    axes.set_xlabel(say("training step", "训练步"))
     axes.locator_params(axis="x", integer=True)

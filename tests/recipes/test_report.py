@@ -4,6 +4,7 @@
 import base64
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 from run_folders import edit_steps, write_run
@@ -23,19 +24,22 @@ def test_writes_the_report_and_nothing_else(tmp_path, capsys):
     args = report(tmp_path, "off", "on", "auto")
     folder = tmp_path / "report"
     (folder / "pictures").mkdir(parents=True)
-    for name in ("pictures/kept.png", "report.md", "kept.txt"):
+    for name in ("pictures/kept.svg", "report.md", "kept.txt"):
         (folder / name).touch()
     assert main(["report", *args]) == 0
-    drawn = {f"pictures/{name}.png" for name in PICTURES}
+    drawn = {suffix: {f"pictures/{name}{suffix}.svg" for name in PICTURES} for suffix in ("", ".zh")}
     pages = {f"report{suffix}" for suffix in (".html", ".md", ".zh.html", ".zh.md")}
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert files.keys() == {*pages, "summary.json", "kept.txt", "pictures/kept.png", *drawn}
+    assert files.keys() == {*pages, "summary.json", "kept.txt", "pictures/kept.svg", *drawn[""], *drawn[".zh"]}
     assert json.loads(files["summary.json"]).keys() >= {"off", "on", "auto"}
-    assert all(files[name].startswith(b"\x89PNG") and len(files[name]) > 10_000 for name in drawn)
-    for suffix in ("", ".zh"):
-        assert set(re.findall(r"\]\((.*?)\)", files[f"report{suffix}.md"].decode())) == drawn
+    for suffix, names in drawn.items():
+        assert set(re.findall(r"\]\((.*?)\)", files[f"report{suffix}.md"].decode())) == names
         inline = re.findall(r'base64,([^"]*)"', files[f"report{suffix}.html"].decode())
-        assert {base64.b64decode(data) for data in inline} == {files[name] for name in drawn}
+        assert {base64.b64decode(data) for data in inline} == {files[name] for name in names}
+        for name in names:
+            labels = "".join(ElementTree.fromstring(files[name]).itertext())
+            assert bool(re.search("[\u4e00-\u9fff]", labels)) == bool(suffix), name
+            assert bool(re.search(r"\b(step|seconds|mean|running)\b", labels)) != bool(suffix), name
     lines = capsys.readouterr().out.splitlines()
     for line, arm in zip(lines, ("on", "auto"), strict=False):
         assert line.startswith(f"In training steps 2 to 3 SAM {arm} took 30 engine steps, SAM off 40")
@@ -49,7 +53,7 @@ def test_a_last_step_in_which_no_engine_ran(tmp_path):
         edit_steps(tmp_path / arm, (2,), **{"rollout/spec/tokens": 80})
         edit_steps(tmp_path / arm, (3,), **{"rollout/spec/tokens": 0})
     assert main(["report", *args]) == 0
-    assert (tmp_path / "report" / "pictures" / "rollout.png").exists()
+    assert (tmp_path / "report" / "pictures" / "rollout.svg").exists()
 
 
 def test_the_article_s_curves_stand_next_to_the_run_s(tmp_path):
@@ -60,7 +64,8 @@ def test_the_article_s_curves_stand_next_to_the_run_s(tmp_path):
         drawn.append({(path.stem, path.read_bytes()) for path in (folder / "pictures").iterdir()})
         for text in ((folder / name).read_text() for name in ("report.md", "report.zh.md")):
             assert ("1434 s" in text and "1.35" in text and "cann-recipes-train" in text) == bool(option)
-    assert {name for name, _ in drawn[1] - drawn[0]} == {"acceptance", "rollout", "training"}
+    changed = {"acceptance", "rollout", "training"}
+    assert {name for name, _ in drawn[1] - drawn[0]} == changed | {f"{name}.zh" for name in changed}
 
 
 def test_poor_run_folders_make_a_report_too(tmp_path):
@@ -70,7 +75,7 @@ def test_poor_run_folders_make_a_report_too(tmp_path):
     edit_steps(folder, (1, 2, 3), **{f"rollout/spec/{name}": None for name in names})
     edit_steps(folder, (2,), **dict.fromkeys(("critic/rewards/mean", "response_length/mean"), float("nan")))
     assert main(["report", f"--on={folder}", *args]) == 0
-    assert {path.stem for path in (tmp_path / "report" / "pictures").iterdir()} == {"times", "training"}
+    assert {path.stem for path in (tmp_path / "report" / "pictures").glob("*.zh.svg")} == {"times.zh", "training.zh"}
 
 
 def test_a_run_with_speculation_is_needed(tmp_path, capsys):
