@@ -52,69 +52,87 @@ static PyObject *raise_step_error(pool_status status, const pool_error *error, c
     }
 }
 
+// The arguments of Pool_step before index_later.
+static char *step_names[] = {"slots",         "tokens",      "counts",  "k",      "out",
+                             "lengths",       "scores",      "parents", "starts", "sources",
+                             "match_lengths", "index_later", NULL};
+enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS, SOURCES, MATCHES, ARGUMENTS };
+
+// Reads k. Returns 1 if it is a number for all rows, 0 if it is an object with a buffer, -1 with an exception.
+static int get_draft_size(PyObject *k, int32_t *size) {
+    if (!PyIndex_Check(k)) { // NumPy's scalars are integers and buffers, its arrays only claim to be both
+        if (PyObject_CheckBuffer(k))
+            return 0;
+        raise_type_error(k, "k must be an integer or an int32 buffer");
+        return -1;
+    }
+    Py_ssize_t number = PyNumber_AsSsize_t(k, NULL); // clipped to its range, then refused as too large
+    if (!PyErr_Occurred()) {
+        *size = number < -1 ? -1 : number > INT32_MAX ? INT32_MAX : (int32_t)number;
+        return 1;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_TypeError) || !PyObject_CheckBuffer(k))
+        return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+// Whether the shapes fit each other; if not, sets an exception.
+static bool check_shapes(const Py_buffer view[ARGUMENTS], bool is_table) {
+    Py_ssize_t rows = view[SLOTS].shape[0], width = view[OUT].shape[1];
+    if (is_table && view[TOKENS].shape[0] < rows) {
+        PyErr_Format(PyExc_ValueError, "tokens has %zd rows, but slots has %zd", view[TOKENS].shape[0], rows);
+        return false;
+    }
+    for (int j = COUNTS; j < ARGUMENTS; j++) {
+        if (view[j].obj && view[j].shape[0] != rows) {
+            PyErr_Format(PyExc_ValueError, "%s has %zd rows, but slots has %zd", step_names[j],
+                         view[j].shape[0], rows);
+            return false;
+        }
+        if (view[j].obj && j >= SCORES && j != STARTS && view[j].shape[1] != width) {
+            PyErr_Format(PyExc_ValueError, "%s has %zd columns, but out has %zd", step_names[j],
+                         view[j].shape[1], width);
+            return false;
+        }
+    }
+    return true;
+}
+
 const char Pool_step_doc[] = PyDoc_STR(
     "step($self, /, slots, tokens, counts, k, out, lengths, scores=None, parents=None, starts=None, "
     "sources=None, match_lengths=None, index_later=False)\n--\n\n"
     "Append tokens to each slot, then write a draft of at most k tokens for each.");
 
 PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"slots",         "tokens",      "counts",  "k",      "out",
-                            "lengths",       "scores",      "parents", "starts", "sources",
-                            "match_lengths", "index_later", NULL};
-    enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS, SOURCES, MATCHES, ARGUMENTS };
     PoolObject *self = (PoolObject *)object;
     PyObject *given[ARGUMENTS] = {NULL}, *result = NULL;
     Py_buffer view[ARGUMENTS] = {{0}};
     int index_later = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOOOOp:step", names, &given[SLOTS], &given[TOKENS],
-                                     &given[COUNTS], &given[K], &given[OUT], &given[LENGTHS], &given[SCORES],
-                                     &given[PARENTS], &given[STARTS], &given[SOURCES], &given[MATCHES],
-                                     &index_later) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOOOOp:step", step_names, &given[SLOTS],
+                                     &given[TOKENS], &given[COUNTS], &given[K], &given[OUT], &given[LENGTHS],
+                                     &given[SCORES], &given[PARENTS], &given[STARTS], &given[SOURCES],
+                                     &given[MATCHES], &index_later) ||
         check_process(self) < 0)
         return NULL;
     int32_t uniform = 0;
-    bool is_uniform = false;
-    if (PyIndex_Check(
-            given[K])) { // NumPy's scalars are integers and buffers, its arrays only claim to be both
-        Py_ssize_t k = PyNumber_AsSsize_t(given[K], NULL); // clipped to its range, then refused as too large
-        is_uniform = !PyErr_Occurred();
-        if (!is_uniform && !(PyErr_ExceptionMatches(PyExc_TypeError) && PyObject_CheckBuffer(given[K])))
-            return NULL;
-        PyErr_Clear();
-        uniform = k < -1 ? -1 : k > INT32_MAX ? INT32_MAX : (int32_t)k;
-    } else if (!PyObject_CheckBuffer(given[K])) {
-        return raise_type_error(given[K], "k must be an integer or an int32 buffer");
-    }
+    int is_uniform = get_draft_size(given[K], &uniform);
+    if (is_uniform < 0)
+        return NULL;
     bool is_table = given[STARTS] && given[STARTS] != Py_None;
     for (int i = 0; i < ARGUMENTS; i++) {
         bool absent = i == K ? is_uniform : i >= SCORES && (!given[i] || given[i] == Py_None);
         bool has_columns = i == TOKENS ? is_table : i == OUT || (i >= SCORES && i != STARTS);
         bool writable = i >= OUT && i != STARTS;
-        if (!absent && get_buffer(given[i], names[i], i == SCORES ? 'f' : 'i', has_columns ? 2 : 1,
+        if (!absent && get_buffer(given[i], step_names[i], i == SCORES ? 'f' : 'i', has_columns ? 2 : 1,
                                   i == TOKENS && is_table, writable, &view[i]) < 0)
             goto done;
     }
     Py_ssize_t rows = view[SLOTS].shape[0], width = view[OUT].shape[1];
     pool_tokens tokens = {view[TOKENS].buf, (size_t)view[TOKENS].shape[is_table], view[STARTS].buf,
                           is_table ? view[TOKENS].strides[0] / view[TOKENS].itemsize : 0};
-    if (is_table && view[TOKENS].shape[0] < rows) {
-        PyErr_Format(PyExc_ValueError, "tokens has %zd rows, but slots has %zd", view[TOKENS].shape[0], rows);
+    if (!check_shapes(view, is_table))
         goto done;
-    }
-    static const int per_row[] = {COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS, SOURCES, MATCHES};
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(per_row); i++) {
-        int j = per_row[i];
-        if (view[j].obj && view[j].shape[0] != rows) {
-            PyErr_Format(PyExc_ValueError, "%s has %zd rows, but slots has %zd", names[j], view[j].shape[0],
-                         rows);
-            goto done;
-        }
-        if (view[j].obj && j >= SCORES && j != STARTS && view[j].shape[1] != width) {
-            PyErr_Format(PyExc_ValueError, "%s has %zd columns, but out has %zd", names[j], view[j].shape[1],
-                         width);
-            goto done;
-        }
-    }
     if (is_uniform && (uniform < 0 || uniform > width || uniform > RULE_MAX_DRAFT)) {
         raise_bad_size(given[K], "k", width);
         goto done;

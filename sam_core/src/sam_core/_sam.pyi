@@ -90,9 +90,9 @@ class Pool:
     When the memory limit is reached, the pool frees what is worth least: indexes of closed groups, which are built
     again when needed; older texts of closed groups that rarely recur, whose drafts are rarely accepted or that have
     many texts; texts that fit into no index; request indexes whose text is in the group's index as well; the older
-    closed texts in the index of the group with the fewest accepted tokens per byte. Indexes are rebuilt when
-    there is memory again. A request without memory for its index does not draft meanwhile. Nothing is raised;
-    ``evicted_groups``, ``evicted_history`` and ``exhausted`` of `stats` count these cases.
+    closed texts in the index of the group with the fewest accepted tokens per byte. A request without memory for its
+    index does not draft until there is memory again. Nothing is raised; ``evicted_groups``, ``evicted_history`` and
+    ``exhausted`` of `stats` count these cases.
 
     Calls from several threads wait for each other; the GIL is released while they work. The same calls give the same
     drafts on every platform. A pool can be neither pickled nor copied, and its methods raise RuntimeError in a forked
@@ -154,9 +154,9 @@ class Pool:
         """Open a slot for a prompt and return its number. Later calls index the prompt.
 
         In a named group, a prompt that begins with a closed text of the group continues that text: an answer that is
-        resumed after it was cut short, or the next turn of a conversation. Up to 32 tokens at
-        the end of the text's answer may be missing in the prompt; they are forgotten. What followed the text's own
-        prompt remains its answer; see `prompt_size`.
+        resumed after it was cut short, or the next turn of a conversation. Up to 32 tokens at the end of the text's
+        answer may be missing in the prompt; they are forgotten. What followed the text's own prompt remains its answer;
+        see `prompt_size`.
 
         Args:
             prompt_ids: int32 buffer of shape [P] or a sequence of P integers, 0 .. 2**31 - 1; may be empty.
@@ -201,8 +201,8 @@ class Pool:
         Args:
             slots: int32 [B], open slots, each at most once.
             tokens: int32 [sum(counts)], the new tokens row after row, 0 .. 2**31 - 1; or with `starts` a table int32
-                [B or more, W], of which only each row need be contiguous: those of row i are
-                tokens[i, starts[i] : starts[i] + counts[i]], and nothing else of it is read.
+                [B or more, W] with contiguous rows, of which tokens[i, starts[i] : starts[i] + counts[i]] are those of
+                row i.
             counts: int32 [B], how many tokens each row gets, 0 or more.
             k: maximum tokens of a draft, 0 .. min(K, 64), for all rows or as int32 [B]; 0 only appends.
             out: writable int32 [B, K]; row i receives its draft in out[i, : lengths[i]], the rest is unchanged.
@@ -211,20 +211,20 @@ class Pool:
                 accepted.
             parents: writable int32 [B, K]; if given, drafts are trees, and this receives the number of the token that
                 each token follows, -1 for the end of the text. Parents come before children.
-            starts: int32 [B], where the new tokens of each row begin in a table; None: they are packed.
+            starts: int32 [B]; None: `tokens` is packed.
             sources: writable int32 [B, K], receives the number in `SOURCES` of the source that each token is from.
             match_lengths: writable int32 [B, K], receives the tokens of the longest match in this source that each
                 token continues, drafted tokens before it included; with rules that copy (oldest, newest, suffix) of the
-                match that is copied. 0: the token is only frequent there. Group and history are one index, so a
-                match in one may stand in the other too.
+                match that is copied. 0: the token is only frequent there. Group and history are one index, so a match
+                in one may stand in the other too.
             index_later: write the drafts before the new tokens are indexed, which takes half of the time of a step.
                 `catch_up` indexes them, or the next call. The drafts follow the new tokens, but come from texts without
                 them.
 
-        Raises:
-            ValueError: a wrong value or shape. Nothing has changed then.
-            TypeError: an argument that is no buffer of its type. Nothing has changed then.
-            BufferError: a buffer that is not contiguous, aligned or, from `out` on, writable. Nothing has changed.
+        Raises: nothing has changed then.
+            ValueError: a wrong value or shape.
+            TypeError: an argument that is no buffer of its type.
+            BufferError: a buffer that is not contiguous, aligned or, from `out` on, writable.
         """
 
     def catch_up(self) -> None:
@@ -241,10 +241,7 @@ class Pool:
 
         An int is appended without releasing the GIL.
 
-        Raises:
-            ValueError: the slot is not open, or a token id lies outside 0 .. 2**31 - 1. Nothing has changed then.
-            TypeError: an argument of another type.
-            BufferError: a buffer that is not contiguous and aligned.
+        Raises: as `step`.
         """
 
     def close(self, slot: int, keep: bool = True) -> None:
@@ -252,12 +249,10 @@ class Pool:
 
         Args:
             slot: an open slot.
-            keep: True: the text stays a source of its group. False: the group forgets it, at the latest when its life
-                ends.
+            keep: whether the text stays a source of its group; if not, the group forgets it, at the latest when its
+                life ends.
 
-        Raises:
-            ValueError: the slot is not open.
-            TypeError: slot is no integer.
+        Raises ValueError: the slot is not open.
         """
 
     def drop(self, group: bytes | Tokens) -> bool:
@@ -311,10 +306,8 @@ class Pool:
     def describe(path: Path, /) -> Saved:
         """Check a saved file as `load` does and return its properties; ``bytes`` is the size of the file.
 
-        Takes the time and the memory of `load`. ``vocab_size`` and ``tokenizer`` are None if they are unknown.
-
-        Raises:
-            ValueError, OSError: as for `load`.
+        Takes the time and the memory of `load`, and raises the same errors. ``vocab_size`` and ``tokenizer`` are None
+        if they are unknown.
         """
 
     def stats(self) -> Stats:
