@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare the sampled tokens in the answer logs of two seeded runs, and find the cause of the first difference."""
 
-import json
 from dataclasses import dataclass
 
 from llm_rl.errors import UserError
+from llm_rl.reports.runs import read_lines
 
 FORWARD, TRAINING, PROMPTS, UNKNOWN = "forward", "training", "prompts", "unknown"
 DIVERGED = 4
@@ -27,13 +27,9 @@ def read_answers(folder):
     """
     answers = {}
     for path in sorted(folder.glob("answers-*.jsonl")):
-        try:
-            lines = path.read_text().splitlines()
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}") from None
-        for number, line in enumerate(lines, 1):
+        for number, line in read_lines(path):
             try:
-                step, prompt, sibling, prompt_hash, tokens, log_probs = json.loads(line)
+                step, prompt, sibling, prompt_hash, tokens, log_probs = line
             except (TypeError, ValueError):
                 raise UserError(f"{path}, line {number}, is not an answer: it must have six values") from None
             answers[step, prompt, sibling] = LoggedAnswer(prompt_hash, tokens, log_probs)

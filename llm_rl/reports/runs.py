@@ -72,7 +72,8 @@ def _read_record(path):
     return record
 
 
-def _read_lines(path):
+def read_lines(path):
+    """The number and the value of each line. Raises UserError if the file cannot be read, or a line is not JSON."""
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
@@ -88,7 +89,7 @@ def _read_steps(path):
     """The metrics of each finished step; a trainer may log a step in several lines."""
     parts: dict[int, dict] = {}
     last_lines: dict[int, int] = {}
-    for number, entry in _read_lines(path):
+    for number, entry in read_lines(path):
         data = entry.get("data") if isinstance(entry, dict) else None
         if not isinstance(data, dict):
             raise UserError(f"{path}, line {number}, is not a step of verl's file logger")
@@ -106,7 +107,7 @@ def _read_engine(folder):
     """Rows of all replicas in order of time, without rows that have no running request."""
     rows = []
     for replica, path in enumerate(sorted(folder.glob("engine-*.jsonl"))):
-        for number, row in _read_lines(path):
+        for number, row in read_lines(path):
             if not isinstance(row, list) or len(row) != 6 or not all(isinstance(v, (int, float)) for v in row):
                 raise UserError(f"{path}, line {number}, is not an engine step: it must have six numbers")
             if row[2]:

@@ -93,9 +93,9 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
-def write_json(path: Path, value: Any, inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON with `replacing`; raises what that raises."""
-    with replacing(path, inputs) as temporary, open(temporary, "w") as file:
+    with replacing(path) as temporary, open(temporary, "w") as file:
         json.dump(value, file, indent=1)
         file.write("\n")
 
