@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,6 +13,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from sam_core.engines.hooks import installed
 
 from sam_lab.cli import LabError
 
@@ -73,10 +74,9 @@ def imported(folder: Path, module: str) -> Any:
 
 def need(module: str) -> Path:
     """The folder of an installed package that a peer is compiled with; raises LabError."""
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
+    if (folder := installed(module)) is None:
         raise not_available(f"{module} is not installed")
-    return Path(spec.origin).parent
+    return folder
 
 
 def compile_cpp(files: Sequence[Path], folders: Sequence[Path], target: Path, *more: str | Path) -> None:
