@@ -101,6 +101,10 @@ class _Request:
     def __init__(self, number: int, response: list[int], prompt_id: str) -> None:
         self.number, self.response, self.prompt_id, self.at = number, response, prompt_id, 0
 
+    @property
+    def has_ended(self) -> bool:
+        return self.at >= len(self.response)
+
 
 def _bin(at: int) -> str:
     return next(name for name, end in BINS.items() if at < end)
@@ -144,6 +148,54 @@ class _Tally:
         }
 
 
+class _Batches:
+    """Batches of requests that draft together; sums over their steps are in `tally`. Arguments as for `replay`."""
+
+    def __init__(self, drafter: Drafter, k: int, tree: bool, by_prompt: Counts | None) -> None:
+        self.drafter, self.k, self.tree, self.by_prompt = drafter, k, tree, by_prompt
+        self.tally = _Tally()
+
+    def run(self, batch: list[_Request]) -> None:
+        """Replay requests that have started, until all have ended."""
+        self.tally.requests += len(batch)
+        while batch:
+            self._append(batch, [self._verify(*each) for each in zip(batch, self._draft(batch), strict=True)])
+            for request in batch:
+                if request.has_ended:
+                    self.drafter.finish(request.number)
+            batch = [request for request in batch if not request.has_ended]
+
+    def _draft(self, batch: list[_Request]) -> list[Tree]:
+        numbers = [request.number for request in batch]
+        start = time.perf_counter()
+        trees = self.drafter.propose_tree_many(numbers, self.k) if self.tree else []
+        chains = [] if self.tree else self.drafter.propose_many(numbers, self.k)
+        self.tally.draft_s += time.perf_counter() - start
+        return trees if self.tree else [(tokens, []) for tokens in chains]
+
+    def _verify(self, request: _Request, draft: Tree) -> list[int]:
+        """The tokens that a request emits in a step."""
+        tokens, parents = draft
+        if len(tokens) > self.k:
+            raise ValueError(f"the drafter returned {len(tokens)} tokens where at most {self.k} were asked for")
+        target, at = request.response, request.at
+        accepted = accept_tree(tokens, parents, target, at) if self.tree else accept_chain(tokens, target, at)
+        row = target[at : at + accepted + 1]
+        self.tally.add(at, len(tokens), accepted, len(row))
+        request.at += len(row)
+        if self.by_prompt is not None:
+            sums = self.by_prompt.setdefault(request.prompt_id, [0, 0])
+            sums[0] += len(row)
+            sums[1] += 1
+        return row
+
+    def _append(self, batch: list[_Request], rows: list[list[int]]) -> None:
+        numbers = [request.number for request in batch]
+        start = time.perf_counter()
+        self.drafter.append_many(numbers, rows)
+        self.tally.append_s += time.perf_counter() - start
+
+
 def replay(
     drafter: Drafter,
     scopes: Sequence[Scope],
@@ -170,44 +222,7 @@ def replay(
         us_append_per_token (microseconds), bins (tokens per step by position in the answer, bins of 200 steps or more)
         and, where the drafter has it, by_source.
     """
-    tally, clock = _Tally(), time.perf_counter
-
-    def draft(batch: list[_Request]) -> list[Tree]:
-        numbers = [request.number for request in batch]
-        start = clock()
-        trees = drafter.propose_tree_many(numbers, k) if tree else []
-        chains = [] if tree else drafter.propose_many(numbers, k)
-        tally.draft_s += clock() - start
-        return trees if tree else [(tokens, []) for tokens in chains]
-
-    def append(batch: list[_Request], rows: list[list[int]]) -> None:
-        numbers = [request.number for request in batch]
-        start = clock()
-        drafter.append_many(numbers, rows)
-        tally.append_s += clock() - start
-
-    def step(batch: list[_Request]) -> list[_Request]:
-        """Draft for all, then append to all; return those that go on."""
-        rows = []
-        for request, (tokens, parents) in zip(batch, draft(batch), strict=True):
-            if len(tokens) > k:
-                raise ValueError(f"the drafter returned {len(tokens)} tokens where at most {k} were asked for")
-            target, at = request.response, request.at
-            accepted = accept_tree(tokens, parents, target, at) if tree else accept_chain(tokens, target, at)
-            row = target[at : at + accepted + 1]
-            tally.add(at, len(tokens), accepted, len(row))
-            request.at += len(row)
-            rows.append(row)
-            if by_prompt is not None:
-                sums = by_prompt.setdefault(request.prompt_id, [0, 0])
-                sums[0] += len(row)
-                sums[1] += 1
-        append(batch, rows)
-        for request in batch:
-            if request.at >= len(request.response):
-                drafter.finish(request.number)
-        return [request for request in batch if request.at < len(request.response)]
-
+    batches = _Batches(drafter, k, tree, by_prompt)
     numbers = itertools.count()
     for scope_number, scope in enumerate(scopes):
         group = None if context == "request" else f"g{scope_number}"
@@ -224,14 +239,11 @@ def replay(
         for starting in together:
             for request, prompt in starting:
                 drafter.start(request.number, prompt, group)
-            batch = [request for request, _ in starting]
-            tally.requests += len(batch)
-            while batch:
-                batch = step(batch)
+            batches.run([request for request, _ in starting])
         if group is not None and hasattr(drafter, "drop"):
             drafter.drop(group)
-        progress(tally.tokens)
-    figures = tally.figures()
+        progress(batches.tally.tokens)
+    figures = batches.tally.figures()
     if hasattr(drafter, "by_source"):
         figures["by_source"] = drafter.by_source()
     return figures
