@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 from sam_core.budget import Calibration
+from sam_core.engines.vllm.passes import Passes
 from sam_core.proposer import SamProposer, Step
 
 from sam_core import Pool
@@ -23,9 +24,6 @@ from sam_lab.recordings import Answer
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
-
-PASS_SHARE = 0.1
-"""Time of a pass that the engine assumes, as a share of a step; a world charges the share of the drafter's kind."""
 
 
 class Kind(NamedTuple):
@@ -302,7 +300,7 @@ class Chooser:
         self.table = table.NgramTable(self.TOKENS, self.SLOTS, 1 << 18)
         self.prior = table.class_priors()
         self.counts = np.zeros((2, table.NUM_CLASSES))
-        self.wants_all = True
+        self.passes, self.wants_all = Passes(self.longest), True
         self.groups: dict[str, int] = {}
         self.model: Int32
         self.may: npt.NDArray[np.bool_]
@@ -365,7 +363,7 @@ class Chooser:
             full = of_model
         one = of_model if count == 1 else model.paths[:, 0]
         with_one, with_all = (1 + np.maximum(expected, each)[self.may] for each in (one, full))
-        self.wants_all = bool(with_all.sum() > with_one.sum() * (1 + PASS_SHARE * (self.longest - 1)))
+        self.wants_all = self.passes.choose(with_one.sum(), with_all.sum(), explores=False)
         tokens, self.chosen, paths = (
             np.where(better[:, None], of_model, of_texts)
             for of_model, of_texts in (

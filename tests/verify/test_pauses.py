@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sam_core.engines.vllm.pauses import LAG, PASS_INTERVAL, PLAIN_INTERVALS, PLAIN_SHARE, PLAIN_STEPS, Passes, Pauses
+from sam_core.engines.vllm.passes import PASS_INTERVAL, Passes
+from sam_core.engines.vllm.pauses import LAG, PLAIN_INTERVALS, PLAIN_SHARE, PLAIN_STEPS, Pauses
 from sam_core.engines.vllm.texts import Sampled
 
 

@@ -43,7 +43,8 @@ from sam_core.device_drafts import (
 )
 from sam_core.engines.vllm.config import LOGGER
 from sam_core.engines.vllm.groups import request_group, request_salt
-from sam_core.engines.vllm.pauses import Passes, Pauses
+from sam_core.engines.vllm.passes import Passes
+from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.sampling import renew_noise
 from sam_core.engines.vllm.texts import BatchTexts, Output, Sampled, Text
 from sam_core.groups import Group
