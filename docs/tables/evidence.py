@@ -57,7 +57,7 @@ def cases() -> dict[tuple[str, str, int], list[Row]]:
     """The rows of each set, device and number of concurrent requests."""
     found: dict[tuple[str, str, int], list[Row]] = {}
     for row in output("evidence")["rows"]:
-        found.setdefault((row["set"], row["world"], row["running"]), []).append(row)
+        found.setdefault((row["set"], row["device"], row["running"]), []).append(row)
     return found
 
 

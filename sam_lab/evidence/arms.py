@@ -14,8 +14,8 @@ from sam_core.switch import AutoSwitch
 
 from sam_lab import suffix_device
 from sam_lab.cli import LabError
-from sam_lab.evidence.rollout import Step, column
-from sam_lab.evidence.worlds import World
+from sam_lab.evidence.devices import Device
+from sam_lab.evidence.rollout import EngineStep, column
 from sam_lab.recordings import Answer
 
 Int32 = npt.NDArray[np.int32]
@@ -88,10 +88,10 @@ def check(methods: Iterable[str]) -> None:
             ) from None
 
 
-def make(name: str, clock: Callable[[], float], model: Any = None, world: World | None = None) -> Any:
+def make(name: str, clock: Callable[[], float], model: Any = None, device: Device | None = None) -> Any:
     """A new drafter; `auto` times steps with `clock`. Raises LabError where vLLM's methods are not installed.
 
-    model: the simulated ModelDrafter of methods that have one. world: whose costs suffix-device knows; None: it
+    model: the simulated ModelDrafter of methods that have one. device: whose costs suffix-device knows; None: it
     verifies all that it drafts.
     """
     arm = parse(name)
@@ -102,7 +102,7 @@ def make(name: str, clock: Callable[[], float], model: Any = None, world: World 
     if arm.method == "suffix":
         return Suffix(arm)
     if arm.method == suffix_device.NAME:
-        return SuffixDevice(arm, world)
+        return SuffixDevice(arm, device)
     if arm.method == "auto":
         return Sam(arm, {"switch": "auto"}, clock)
     sam: dict[str, Any] = {"switch": "batch", "threshold": 1 << 20, **arm.parameters}
@@ -112,13 +112,13 @@ def make(name: str, clock: Callable[[], float], model: Any = None, world: World 
 
 
 def _make_with_model(arm: Arm, clock: Callable[[], float], model: Any) -> Any:
-    from sam_lab.evidence.model import Alone, Best, Either, Longest, Texts
+    from sam_lab.evidence.model import Alone, Best, Either, Longest, RatedDrafter
 
     if arm.method == "model":
         return Alone(arm, model)
     if arm.method == "model+auto":
         return Best(arm, model, clock)
-    texts: dict[str, Callable[[Arm], Texts]] = {"ngram": Ngram, "length": Longest, "suffix": Suffix}
+    texts: dict[str, Callable[[Arm], RatedDrafter]] = {"ngram": Ngram, "length": Longest, "suffix": Suffix}
     return Either(arm, model, texts[arm.method.removeprefix("model+")](arm))
 
 
@@ -264,8 +264,8 @@ class SuffixDevice:
 
     passes = 0
 
-    def __init__(self, arm: Arm, world: World | None) -> None:
-        self.arm, self.world = arm, world
+    def __init__(self, arm: Arm, device: Device | None) -> None:
+        self.arm, self.device = arm, device
         self.method = suffix_device.SuffixDevice(int(arm.parameters["depth"]), suffix_device.Corpus())
         self.acceptance = suffix_device.Acceptance(max(arm.lengths))
 
@@ -291,17 +291,17 @@ class SuffixDevice:
     def _budget(self, drafts: Sequence[suffix_device.Draft], lengths: Int32) -> list[int]:
         """Tokens of each draft that are verified in the next step, for requests with these numbers of tokens."""
         sizes = [len(draft.tokens) for draft in drafts]
-        if not self.world or not any(sizes):
+        if not self.device or not any(sizes):
             return sizes
         gained = np.concatenate([np.cumprod(self.acceptance.probabilities(draft)) for draft in drafts])
         order = np.argsort(-gained, kind="stable")
         running, context, drafted = len(lengths), int(lengths.sum()), np.arange(len(order) + 1)
-        steps = np.tile(np.array(Step(running, running, 0, 0, context, 0, 0), np.int64), (len(drafted), 1))
+        steps = np.tile(np.array(EngineStep(running, running, 0, 0, context, 0, 0), np.int64), (len(drafted), 1))
         column(steps, "rows")[:] += drafted
         column(steps, "drafted")[:] = drafted
         column(steps, "draft_context")[:] = drafted * context // running
         expected = running + np.concatenate([[0.0], np.cumsum(gained[order])])
-        budget = int(np.argmax(expected / self.world.seconds(steps)))
+        budget = int(np.argmax(expected / self.device.seconds(steps)))
         chosen = np.repeat(np.arange(len(drafts)), sizes)[order[:budget]]
         return np.bincount(chosen, minlength=len(drafts)).tolist()
 

@@ -20,11 +20,11 @@ from sam_lab import figures
 from sam_lab.cli import LabError, check_outputs, digest, positive
 from sam_lab.evidence import data, report, tuning
 from sam_lab.evidence.arms import PEERS, check
+from sam_lab.evidence.devices import EXPENSIVE, MEASURED, NAMES, STEPS, VERIFY, Device
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of, job, run_all
 from sam_lab.evidence.model import KINDS
-from sam_lab.evidence.rollout import Rollout
+from sam_lab.evidence.rollout import Timeline
 from sam_lab.evidence.statistics import by_running, by_task, pooled, seconds, summary
-from sam_lab.evidence.worlds import EXPENSIVE, MEASURED, NAMES, STEPS, VERIFY, World
 
 ARTICLE = "oldest:3/0/0/0"
 """The article's rule and switch."""
@@ -36,8 +36,8 @@ RUNNING = (16, 128, 256)
 PICTURED = 128
 EPILOG = """\
 Each arm rolls out the recorded answers again. A greedy answer is known, so which drafts are accepted is exact and needs
-no model; the time of a step comes from a world. A batch requests three times the number of answers that run at once, as
-verl sends them to a replica, or all that the set has.
+no model; the time of a step comes from a device's cost model. A batch requests three times the number of answers that
+run at once, as verl sends them to a replica, or all that the set has.
 
 arms:
   plain              no speculation
@@ -46,15 +46,15 @@ arms:
   METHOD[NAME=VALUE,...]:K   with these parameters instead of the defaults
   ngram, suffix      vLLM's own model-free methods; ngram_gpu drafts as ngram does
   suffix-device      its suffix decoding on the second runner (05084858, not released) by its rules, with adaptive
-                     verification, which knows each world's costs
+                     verification, which knows each device's costs
   oldest:3/0/0/0     the article's: what followed the oldest occurrence in the request's own text, up to 8 requests
   batch              sam_core's default rule and sources
   auto:K             sam's switch auto, which knows nothing at its first step and keeps learning from batch to batch
   saved              the same with what it learned on the dev prompts, and answers of an earlier epoch (RL answers only)
-The parameters and K of ngram, suffix, suffix-device and batch are chosen on dev prompts for each world, set and number
+The parameters and K of ngram, suffix, suffix-device and batch are chosen on dev prompts for each device, set and number
 of requests; suffix-device has one K for all numbers. All figures are of test prompts.
 
-worlds:
+devices:
   h100               fitted to steps on one H100: Qwen3-8B
   h200               fitted to steps of vLLM 0.32's second runner on one H200, with the plugin: Qwen3-8B
   article            910c-eager, in which a step with drafts takes --verify times a plain step longer
@@ -65,7 +65,7 @@ worlds:
 Except on the H100, drafting itself takes no time. Intervals of 95 % are by bootstrap over tasks: reasoning-gym's 22 for
 RL answers, else prompts; a step's time is shared equally by its requests.
 
-Finished rollouts are kept in OUT/jobs: --resume continues an interrupted run, or adds sets and worlds.
+Finished rollouts are kept in OUT/jobs: --resume continues an interrupted run, or adds sets and devices.
 """
 
 
@@ -81,11 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of {', '.join(data.SETS)}",
     )
     add(
-        "--worlds",
+        "--devices",
         nargs="+",
         choices=NAMES,
         default=["h100", "h200", EXPENSIVE],
-        metavar="WORLD",
+        metavar="DEVICE",
         help=f"of {', '.join(NAMES)}; default: h100 h200 {EXPENSIVE}",
     )
     add(
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--batches", type=positive, metavar="N", help="maximum number of batches of a set; default: all")
     add("--tokens", type=positive, default=8192, metavar="N", help="of an answer at most (%(default)s)")
-    add("--verify", type=float, default=VERIFY, metavar="X", help="world article: a share of a step (%(default)s)")
+    add("--verify", type=float, default=VERIFY, metavar="X", help="device article: a share of a step (%(default)s)")
     add("--drafter", choices=KINDS, metavar="KIND", help=f"simulate one of the model's: {', '.join(KINDS)}")
     add(
         "--correlation",
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
         for method in tuning.GRID
         if method.startswith("model") == bool(args.drafter) and method.removeprefix("model+") not in args.without
     ]
-    clocks = settings.worlds(args.worlds)
+    clocks = settings.devices(args.devices)
     done, chosen = _roll_out(args, settings, clocks, methods)
     result = _result(args, settings, clocks, done, chosen)
     write_json(args.out / "evidence.json", result)
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"results: {args.out}")
     silent = [row for row in result["rows"] if row["accepted"] is None]
     for row in silent:
-        print(f"SILENT: {row['arm']} drafted nothing on {row['set']} in world {row['world']}, {row['running']} running")
+        print(f"SILENT: {row['arm']} drafted nothing on {row['set']}, {row['device']}, {row['running']} running")
     return 1 if silent else 0
 
 
@@ -168,13 +168,13 @@ def _prepare(out: Path, settings: Settings, resume: bool) -> None:
     write_json(written, wanted)
 
 
-Done = dict[Job, list[Rollout]]
+Done = dict[Job, list[Timeline]]
 Chosen = dict[tuple[str, str, int], dict[str, str]]
-"""The best arm of each method, by set, world and requests at once."""
+"""The best arm of each method, by set, device and requests at once."""
 
 
 def _roll_out(
-    args: argparse.Namespace, settings: Settings, clocks: list[World], methods: list[str]
+    args: argparse.Namespace, settings: Settings, clocks: list[Device], methods: list[str]
 ) -> tuple[Done, Chosen]:
     """All rollouts, and the chosen arms."""
     progress = Progress()
@@ -191,19 +191,19 @@ def _roll_out(
             )
         )
 
-    names = [world.name for world in clocks]
+    names = [device.name for device in clocks]
     roll([one for of in args.sets for one in tuning.jobs(of, methods, names)], "dev prompts")
     chosen: Chosen = {}
-    for of, world, running in _cases(args, clocks):
-        found = {method: tuning.best(of, method, done, world, running, settings) for method in methods}
-        chosen[of, world.name, running] = {method: arm for method, arm in found.items() if arm}
+    for of, device, running in _cases(args, clocks):
+        found = {method: tuning.best(of, method, done, device, running, settings) for method in methods}
+        chosen[of, device.name, running] = {method: arm for method, arm in found.items() if arm}
     jobs = []
-    for of, world, running in _cases(args, clocks):
-        arms = (PLAIN, *_fixed(settings), *chosen[of, world.name, running].values(), *_autos(settings))
-        jobs += [job(of, "test", running, arm, world.name) for arm in arms]
+    for of, device, running in _cases(args, clocks):
+        arms = (PLAIN, *_fixed(settings), *chosen[of, device.name, running].values(), *_autos(settings))
+        jobs += [job(of, "test", running, arm, device.name) for arm in arms]
         if _has_saved(of, settings):
-            jobs.append(Job(of, "test", running, AUTO[0], world.name, saved=True))
-    roll(sorted(jobs, key=lambda one: (one.of != "long", not one.world)), "test prompts")  # the longest first
+            jobs.append(Job(of, "test", running, AUTO[0], device.name, saved=True))
+    roll(sorted(jobs, key=lambda one: (one.of != "long", not one.device)), "test prompts")  # the longest first
     progress.clear()
     return done, chosen
 
@@ -221,35 +221,35 @@ def _has_saved(of: str, settings: Settings) -> bool:
     return data.SETS[of].earlier and not settings.drafter
 
 
-def _cases(args: argparse.Namespace, clocks: list[World]) -> list[tuple[str, World, int]]:
+def _cases(args: argparse.Namespace, clocks: list[Device]) -> list[tuple[str, Device, int]]:
     return list(itertools.product(args.sets, clocks, args.running))
 
 
 def _result(
-    args: argparse.Namespace, settings: Settings, clocks: list[World], done: Done, chosen: Chosen
+    args: argparse.Namespace, settings: Settings, clocks: list[Device], done: Done, chosen: Chosen
 ) -> dict[str, Any]:
     rows, by_number = [], []
-    for of, world, running in _cases(args, clocks):
-        arms = chosen[of, world.name, running]
+    for of, device, running in _cases(args, clocks):
+        arms = chosen[of, device.name, running]
         shown = (PLAIN, *_fixed(settings), *arms.values(), *_autos(settings))
-        rollouts = {arm: done[job(of, "test", running, arm, world.name)] for arm in shown}
+        rollouts = {arm: done[job(of, "test", running, arm, device.name)] for arm in shown}
         if _has_saved(of, settings):
-            rollouts["saved"] = done[Job(of, "test", running, AUTO[0], world.name, saved=True)]
+            rollouts["saved"] = done[Job(of, "test", running, AUTO[0], device.name, saved=True)]
         plain = rollouts.pop(PLAIN)
         tasks = [data.task(a) for batch in batches_of(of, "test", running, settings) for a in batch.answers]
-        auto = by_task(seconds(rollouts[_autos(settings)[0]], world), tasks)
-        case = {"set": of, "world": world.name, "running": running}
+        auto = by_task(seconds(rollouts[_autos(settings)[0]], device), tasks)
+        case = {"set": of, "device": device.name, "running": running}
         for arm, own in rollouts.items():
             best_of = [method for method, best in arms.items() if best == arm]
-            over = pooled(by_task(seconds(own, world), tasks), auto)
+            over = pooled(by_task(seconds(own, device), tasks), auto)
             row = case | {"arm": arm, "best_of": best_of, "auto_over": over}
-            rows.append(row | summary(plain, own, world, tasks))
+            rows.append(row | summary(plain, own, device, tasks))
         if running == PICTURED or len(args.running) == 1:
             lines = list(dict.fromkeys((*_fixed(settings), *arms.values(), _autos(settings)[0])))
-            by_number += [case | {"arm": arm, "bins": by_running(plain, rollouts[arm], world)} for arm in lines]
+            by_number += [case | {"arm": arm, "bins": by_running(plain, rollouts[arm], device)} for arm in lines]
     return {
         "settings": settings._asdict() | {"running": args.running},
-        "worlds": {world.name: world.title for world in clocks},
+        "devices": {device.name: device.title for device in clocks},
         "sets": {of: _described(of, args.running[0], settings) for of in args.sets},
         "rows": rows,
         "by_running": by_number,

@@ -13,9 +13,9 @@ import numpy as np
 from sam_core.files import replacing
 
 from sam_lab.evidence import arms, data
+from sam_lab.evidence.devices import Device, devices
 from sam_lab.evidence.model import KINDS, ModelDrafter, found_by_texts
-from sam_lab.evidence.rollout import FIELDS, Rollout, Step, roll_out
-from sam_lab.evidence.worlds import World, worlds
+from sam_lab.evidence.rollout import FIELDS, EngineStep, Timeline, roll_out
 from sam_lab.workers import finished
 
 NOISE = 0.03
@@ -24,7 +24,7 @@ PLAIN = "plain"
 
 
 class Settings(NamedTuple):
-    """tokens: maximum per answer. num_batches: maximum per set. verify: see `worlds`.
+    """tokens: maximum per answer. num_batches: maximum per set. verify: see `devices`.
 
     drafter: the model's own drafter, one of KINDS. correlation: see ModelDrafter.
     """
@@ -35,14 +35,14 @@ class Settings(NamedTuple):
     drafter: str | None = None
     correlation: float = 0.0
 
-    def worlds(self, names: Iterable[str]) -> list[World]:
-        return worlds(names, self.verify, KINDS[self.drafter].share if self.drafter else 0.0)
+    def devices(self, names: Iterable[str]) -> list[Device]:
+        return devices(names, self.verify, KINDS[self.drafter].share if self.drafter else 0.0)
 
 
 class Job(NamedTuple):
     """An arm on the batches of a part of a set.
 
-    running: maximum concurrent requests. world: the clock that CLOCKED methods read; empty for other arms, whose drafts
+    running: maximum concurrent requests. device: whose clock CLOCKED methods read; empty for other arms, whose drafts
     do not depend on a clock. saved: whether `auto` begins with what it learned on the dev prompts, and with the answers
     of an earlier epoch if the set has them.
     """
@@ -51,19 +51,19 @@ class Job(NamedTuple):
     part: str
     running: int
     arm: str
-    world: str = ""
+    device: str = ""
     saved: bool = False
 
     @property
     def name(self) -> str:
-        words = [self.of, self.part, str(self.running), re.sub("[^a-z0-9.]", "_", self.arm), self.world]
+        words = [self.of, self.part, str(self.running), re.sub("[^a-z0-9.]", "_", self.arm), self.device]
         return "-".join(filter(None, [*words, "saved" * self.saved]))
 
 
-def job(of: str, part: str, running: int, arm: str, world: str) -> Job:
-    """A job; without the world if the arm does not read its clock, so that the arm runs once for all worlds."""
+def job(of: str, part: str, running: int, arm: str, device: str) -> Job:
+    """A job; without the device if the arm does not read its clock, so that the arm runs once for all devices."""
     clocked = arm != PLAIN and arms.parse(arm).method in arms.CLOCKED
-    return Job(of, part, running, arm, world if clocked else "")
+    return Job(of, part, running, arm, device if clocked else "")
 
 
 @functools.lru_cache(8)
@@ -80,22 +80,22 @@ def found_in(of: str, part: str, running: int, settings: Settings, number: int) 
     return found_by_texts(batches_of(of, part, running, settings)[number].answers, running, longest)
 
 
-def run(job: Job, settings: Settings) -> list[Rollout]:
+def run(job: Job, settings: Settings) -> list[Timeline]:
     """Roll out one batch after another with the same drafter, as an engine does."""
     now = 0.0
     rng = np.random.default_rng(20)
     model = ModelDrafter(KINDS[settings.drafter], settings.correlation) if settings.drafter else None
-    clock: World | None = settings.worlds([job.world])[0] if job.world else None
+    clock: Device | None = settings.devices([job.device])[0] if job.device else None
     drafter = None if job.arm == PLAIN else arms.make(job.arm, lambda: now, model, clock)
     if clock and clock.padded and isinstance(drafter, arms.Sam):
         drafter.proposer.make_uniform()
 
-    def advance_clock(step: Step) -> None:
+    def advance_clock(step: EngineStep) -> None:
         nonlocal now
         if clock:
-            now += clock.step_seconds(step) * float(np.exp(NOISE * rng.standard_normal()))
+            now += float(clock.seconds(np.array([step]))[0] * np.exp(NOISE * rng.standard_normal()))
 
-    def all_of(part: str) -> list[Rollout]:
+    def all_of(part: str) -> list[Timeline]:
         rollouts = []
         for number, batch in enumerate(batches_of(job.of, part, job.running, settings)):
             if job.saved and batch.earlier and drafter:
@@ -112,7 +112,7 @@ def run(job: Job, settings: Settings) -> list[Rollout]:
 
 def run_all(
     jobs: Iterable[Job], settings: Settings, folder: Path, processes: int, progress: Callable[[int, int], None]
-) -> dict[Job, list[Rollout]]:
+) -> dict[Job, list[Timeline]]:
     """The rollouts of all jobs; finished ones are read from `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = list(dict.fromkeys(jobs))
@@ -130,11 +130,11 @@ def run_all(
     return done
 
 
-def _run_and_save(job: Job, settings: Settings, folder: Path) -> list[Rollout]:
+def _run_and_save(job: Job, settings: Settings, folder: Path) -> list[Timeline]:
     rollouts = run(job, settings)
     columns = zip(*rollouts, strict=True)
     arrays: dict[str, Any] = {}
-    for name, parts in zip(Rollout._fields, columns, strict=True):
+    for name, parts in zip(Timeline._fields, columns, strict=True):
         arrays[name] = np.concatenate(parts).astype(np.int32)
         arrays[f"{name}_ends"] = np.cumsum([len(part) for part in parts])
     with replacing(folder / f"{job.name}.npz") as temporary, open(temporary, "wb") as file:
@@ -142,10 +142,10 @@ def _run_and_save(job: Job, settings: Settings, folder: Path) -> list[Rollout]:
     return rollouts
 
 
-def _load(path: Path) -> list[Rollout]:
+def _load(path: Path) -> list[Timeline]:
     with np.load(path) as saved:
         parts = [
             np.split(saved[name].astype(np.int64).reshape(-1, width), saved[f"{name}_ends"][:-1])
-            for name, width in zip(Rollout._fields, (len(FIELDS), 2), strict=True)
+            for name, width in zip(Timeline._fields, (len(FIELDS), 2), strict=True)
         ]
-    return [Rollout(*one) for one in zip(*parts, strict=True)]
+    return [Timeline(*one) for one in zip(*parts, strict=True)]

@@ -19,7 +19,7 @@ from sam_core.proposer import SamProposer, Step
 from sam_core import Pool
 from sam_core import device_drafts as table
 from sam_lab.evidence.arms import Arm, Sam
-from sam_lab.evidence.rollout import roll_out
+from sam_lab.evidence.rollout import Drafter, roll_out
 from sam_lab.recordings import Answer
 
 Int32 = npt.NDArray[np.int32]
@@ -205,22 +205,16 @@ class Alone:
         """Nothing to do: it keeps nothing about requests."""
 
 
-class Texts(Protocol):
-    """A drafter of a rollout that also says how good its latest drafts look."""
+class RatedDrafter(Drafter, Protocol):
+    """A drafter that also says how good its latest drafts look."""
 
     strengths: list[float]
-
-    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None: ...
-
-    def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]: ...
-
-    def finish(self, ended: list[int]) -> None: ...
 
 
 class Either(Alone):
     """The texts' draft if its strength reaches the threshold, else the model's."""
 
-    def __init__(self, arm: Arm, model: ModelDrafter, texts: Texts) -> None:
+    def __init__(self, arm: Arm, model: ModelDrafter, texts: RatedDrafter) -> None:
         super().__init__(arm, model)
         self.texts, self.threshold = texts, arm.parameters.get("threshold", 0.0)
 
@@ -383,7 +377,7 @@ class Chooser:
 
     def _continued(
         self, rows: list[int], last: Int32, tokens: Int32, classes: Any, lengths: Int32, probability: Float32
-    ) -> Row:
+    ) -> Continued:
         """Look up the last tokens of each draft and copy what followed them, twice."""
         memory, base, n, k = self.table.memory, self.table.base, len(table.NGRAMS), self.k
         factors, priority = table.factors(), table.priorities()
@@ -417,10 +411,10 @@ class Chooser:
         own, prior = self._rates()[classes], self.prior[classes]
         fine = np.where(classes < table.NUM_BINS, own * probability / np.maximum(prior, 1e-6), own)
         paths = np.cumprod(np.clip(fine, 0, 1), 1)
-        return Row(text[:, table.MAX_NGRAM :], classes, lengths, paths)
+        return Continued(text[:, table.MAX_NGRAM :], classes, lengths, paths)
 
 
-class Row(NamedTuple):
+class Continued(NamedTuple):
     """Drafts of B requests: tokens and classes [B, k], lengths [B], and the probability that each token is accepted,
     0 after the end."""
 

@@ -28,10 +28,10 @@ def _doubt(value: float, low: float | None = None, high: float | None = None) ->
 def show(result: dict[str, Any]) -> None:
     """Print the gains of each arm over plain decoding, and of `auto` over each arm."""
     rows = result["rows"]
-    for (name, world, running), of_case in itertools.groupby(rows, lambda r: (r["set"], r["world"], r["running"])):
+    for (name, device, running), of_case in itertools.groupby(rows, lambda r: (r["set"], r["device"], r["running"])):
         of = result["sets"][name]
         size = f"{of['answers']:,} answers to {of['prompts']} test prompts, {of['tokens']:,} tokens"
-        print(f"\n{of['title']} ({name}): {size}; {running} at once; {result['worlds'][world]}")
+        print(f"\n{of['title']} ({name}): {size}; {running} at once; {result['devices'][device]}")
         print(f"  {'arm':46}{'gain':>18}{'worst batch':>13}{'tail':>6}{'auto over it':>18}  tokens per step, accepted")
         for row in of_case:
             tail = f"{row['tail']:6.2f}" if row["tail"] else f"{'-':>6}"
@@ -41,13 +41,13 @@ def show(result: dict[str, Any]) -> None:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw tokens per second over plain decoding by running requests; rows of panels are sets, columns are worlds."""
-    names, worlds = list(result["sets"]), list(result["worlds"])
-    size = (3.4 * len(worlds) + 0.6, 2.9 * len(names) + 0.4)
-    figure, panels = figures.panels(len(names), len(worlds), size, dpi=110)
+    """Draw tokens per second over plain decoding by running requests; rows of panels are sets, columns are devices."""
+    names, devices = list(result["sets"]), list(result["devices"])
+    size = (3.4 * len(devices) + 0.6, 2.9 * len(names) + 0.4)
+    figure, panels = figures.panels(len(names), len(devices), size, dpi=110)
     for axes, name in zip(panels, names, strict=True):
-        for panel, world in zip(axes, worlds, strict=True):
-            lines = [r for r in result["by_running"] if (r["set"], r["world"]) == (name, world)]
+        for panel, device in zip(axes, devices, strict=True):
+            lines = [r for r in result["by_running"] if (r["set"], r["device"]) == (name, device)]
             bins = [b for b in BINS if any(b in line["bins"] for line in lines)]
             for line in lines:
                 points = [(bins.index(b), line["bins"][b]) for b in bins if b in line["bins"]]
@@ -62,7 +62,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
                 )
             panel.axhline(1, color="#555555", linewidth=1)
             panel.set_xticks(range(len(bins)), bins)
-            panel.set_title(f"{result['sets'][name]['title']}\n{result['worlds'][world]}", fontsize=9)
+            panel.set_title(f"{result['sets'][name]['title']}\n{result['devices'][device]}", fontsize=9)
             panel.tick_params(labelsize=8)
             panel.legend(fontsize=7)
         axes[0].set_ylabel("tokens per second over plain", fontsize=8)

@@ -2,7 +2,7 @@
 """A rollout of recorded answers without a model: the steps that vLLM's scheduler would run, with exact acceptance.
 
 A greedy answer is known, so a draft is accepted as far as it equals the answer, whatever the model. The time of a step
-comes from a world's cost.
+comes from a device's cost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BATCHED_TOKENS = 8192
 FIELDS = ("running", "rows", "drafted", "emitted", "context", "draft_context", "prompt", "passes")
 
 
-class Step(NamedTuple):
+class EngineStep(NamedTuple):
     """One engine step.
 
     Attributes:
@@ -45,7 +45,7 @@ class Step(NamedTuple):
     passes: int = 0
 
 
-class Rollout(NamedTuple):
+class Timeline(NamedTuple):
     """steps: int64 [steps, fields], FIELDS of each step. spans: int64 [N, 2], first and last step of each answer."""
 
     steps: npt.NDArray[np.int64]
@@ -74,8 +74,8 @@ def roll_out(
     answers: Sequence[Answer],
     drafter: Drafter | None,
     max_running: int,
-    on_step: Callable[[Step], None] = lambda step: None,
-) -> Rollout:
+    on_step: Callable[[EngineStep], None] = lambda step: None,
+) -> Timeline:
     """Run all answers as one replica of a rollout does.
 
     Args:
@@ -96,7 +96,7 @@ def roll_out(
     active: list[int] = []
     drafts: dict[int, list[int]] = {}
     passes = 0
-    steps: list[Step] = []
+    steps: list[EngineStep] = []
     spans = np.zeros((len(texts), 2), np.int64)
     while waiting or active:
         free = MAX_BATCHED_TOKENS - sum(1 + len(drafts.get(i, ())) for i in active if known[i] >= prompts[i])
@@ -127,7 +127,7 @@ def roll_out(
             if drafter:
                 drafter.finish(ended)
             active = [i for i in active if known[i] < ends[i]]
-    return Rollout(np.array(steps, np.int64).reshape(-1, len(FIELDS)), spans)
+    return Timeline(np.array(steps, np.int64).reshape(-1, len(FIELDS)), spans)
 
 
 def _advance(
@@ -138,7 +138,7 @@ def _advance(
     ends: Int32,
     drafts: dict[int, list[int]],
     read: dict[int, int],
-) -> tuple[Step, list[int]]:
+) -> tuple[EngineStep, list[int]]:
     """Run a step, which advances `known`. Returns the step and the requests that have ended."""
     contexts = known[active]
     drafted = draft_context = 0
@@ -157,7 +157,7 @@ def _advance(
     emitted = int(gained.sum()) - prompt
     rows = len(active) - len(read) + drafted + prompt
     ended = [i for i in active if known[i] >= ends[i]]
-    return Step(len(active), rows, drafted, emitted, int(contexts.sum()), draft_context, prompt), ended
+    return EngineStep(len(active), rows, drafted, emitted, int(contexts.sum()), draft_context, prompt), ended
 
 
 def column(steps: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sam_lab.engine_replay.report import BINS
-from sam_lab.evidence.rollout import Rollout, column
-from sam_lab.evidence.worlds import World
+from sam_lab.evidence.devices import Device
+from sam_lab.evidence.rollout import Timeline, column
 
 Float64 = npt.NDArray[np.float64]
 Interval = list[float]
@@ -26,11 +26,11 @@ TAIL = 8
 """Maximum requests that run in the tail: the article's threshold."""
 
 
-def seconds(rollouts: Sequence[Rollout], world: World) -> Float64:
+def seconds(rollouts: Sequence[Timeline], device: Device) -> Float64:
     """Seconds of each answer: the sum of its shares of the steps in which it ran."""
     found = []
     for steps, spans in rollouts:
-        share = world.seconds(steps) / column(steps, "running")
+        share = device.seconds(steps) / column(steps, "running")
         until = np.concatenate([[0.0], np.cumsum(share)])
         found.append(until[spans[:, 1] + 1] - until[spans[:, 0]])
     return np.concatenate(found)
@@ -49,15 +49,15 @@ def pooled(base: Float64, other: Float64) -> Interval:
     return [round(float(x), 4) for x in (base.sum() / other.sum(), *ends)]
 
 
-def summary(plain: Sequence[Rollout], arm: Sequence[Rollout], world: World, tasks: Sequence[str]) -> dict[str, Any]:
+def summary(plain: Sequence[Timeline], arm: Sequence[Timeline], device: Device, tasks: Sequence[str]) -> dict[str, Any]:
     """Gains of an arm against plain decoding of the same answers.
 
     pooled: time of the rollouts, plain over arm. worst: of the batch for which this is least. tail: tokens per second
     while at most TAIL requests run, over plain's. accepted: of the tokens drafted for steps that only decode; None
     without any.
     """
-    base, own = (by_task(seconds(rollouts, world), tasks) for rollouts in (plain, arm))
-    batches = [world.seconds(a.steps).sum() / world.seconds(b.steps).sum() for a, b in zip(plain, arm, strict=True)]
+    base, own = (by_task(seconds(rollouts, device), tasks) for rollouts in (plain, arm))
+    batches = [device.seconds(a.steps).sum() / device.seconds(b.steps).sum() for a, b in zip(plain, arm, strict=True)]
     steps = np.concatenate([rollout.steps for rollout in arm])
     decoding = steps[column(steps, "prompt") == 0]
     drafted = column(decoding, "drafted").sum()
@@ -66,7 +66,7 @@ def summary(plain: Sequence[Rollout], arm: Sequence[Rollout], world: World, task
         "pooled": pooled(base, own),
         "worst": round(float(min(batches)), 4),
         "batches": len(arm),
-        "tail": rate_ratio(plain, arm, world, 1, TAIL),
+        "tail": rate_ratio(plain, arm, device, 1, TAIL),
         "steps": len(steps),
         "tokens_per_step": round(float(column(decoding, "emitted").sum() / column(decoding, "running").sum()), 3),
         "accepted": round(float(accepted / drafted), 3) if drafted else None,
@@ -74,14 +74,14 @@ def summary(plain: Sequence[Rollout], arm: Sequence[Rollout], world: World, task
     }
 
 
-def by_running(plain: Sequence[Rollout], arm: Sequence[Rollout], world: World) -> dict[str, float]:
+def by_running(plain: Sequence[Timeline], arm: Sequence[Timeline], device: Device) -> dict[str, float]:
     """Tokens per second over plain's, by requests running."""
-    found = {name: rate_ratio(plain, arm, world, *limits) for name, limits in BINS.items()}
+    found = {name: rate_ratio(plain, arm, device, *limits) for name, limits in BINS.items()}
     return {name: ratio for name, ratio in found.items() if ratio}
 
 
 def rate_ratio(
-    plain: Sequence[Rollout], arm: Sequence[Rollout], world: World, first: float, last: float
+    plain: Sequence[Timeline], arm: Sequence[Timeline], device: Device, first: float, last: float
 ) -> float | None:
     """Tokens per second while `first` to `last` requests run, arm over plain; None where one has no such step."""
     rates = []
@@ -91,5 +91,5 @@ def rate_ratio(
         steps = steps[(running >= first) & (running <= last) & (column(steps, "prompt") == 0)]
         if not len(steps):
             return None
-        rates.append(column(steps, "emitted").sum() / world.seconds(steps).sum())
+        rates.append(column(steps, "emitted").sum() / device.seconds(steps).sum())
     return round(float(rates[0] / rates[1]), 4)

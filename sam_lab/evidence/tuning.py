@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from sam_lab.evidence import data
 from sam_lab.evidence.arms import CLOCKED, RANGES
+from sam_lab.evidence.devices import Device
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of, job
-from sam_lab.evidence.rollout import FIELDS, Rollout, column, roll_out
-from sam_lab.evidence.worlds import World
+from sam_lab.evidence.rollout import FIELDS, Timeline, column, roll_out
 from sam_lab.suffix_device import NAME
 
 RUNNING = 128
@@ -43,36 +43,36 @@ SCALED = [FIELDS.index(name) for name in ("running", "rows", "drafted", "emitted
 Steps = npt.NDArray[np.int64]
 
 
-def jobs(of: str, methods: Sequence[str], worlds: Sequence[str]) -> list[Job]:
+def jobs(of: str, methods: Sequence[str], devices: Sequence[str]) -> list[Job]:
     """Runs on the dev prompts: every method with each of its parameters and each k."""
     named = [f"{method}{given}:{k}" for method in methods for given, lengths in GRID[method] for k in lengths]
-    runs = [job(of, "dev", RUNNING, arm, world) for arm in (PLAIN, *named) for world in worlds]
+    runs = [job(of, "dev", RUNNING, arm, device) for arm in (PLAIN, *named) for device in devices]
     return list(dict.fromkeys(runs))
 
 
 def best(
     of: str,
     method: str,
-    done: Mapping[Job, Sequence[Rollout]],
-    world: World,
+    done: Mapping[Job, Sequence[Timeline]],
+    device: Device,
     running: int,
     settings: Settings,
 ) -> str | None:
-    """The fastest arm of a method on the dev prompts in this world, with at most `running` concurrent requests; None if
-    decoding without drafts is fastest.
+    """The fastest arm of a method on the dev prompts, on this device with at most `running` concurrent requests; None
+    if decoding without drafts is fastest.
 
     A CLOCKED method chooses for itself how many tokens it drafts: it has one k, that of the fastest run.
     """
     if method in CLOCKED:
         runs = [f"{method}{given}:{k}" for given, lengths in GRID[method] for k in lengths]
-        return min(runs, key=lambda arm: _seconds(done[job(of, "dev", RUNNING, arm, world.name)], world))
+        return min(runs, key=lambda arm: _seconds(done[job(of, "dev", RUNNING, arm, device.name)], device))
     shares = _shares(of, running, settings)
 
     def costs(arm: str) -> npt.NDArray[np.float64]:
         """Seconds per token in each range."""
-        rollouts = done[job(of, "dev", RUNNING, arm, world.name)]
+        rollouts = done[job(of, "dev", RUNNING, arm, device.name)]
         steps = np.concatenate([rollout.steps for rollout in rollouts])
-        return np.array([_seconds_per_token(steps, typical, world) for typical, _ in shares])
+        return np.array([_seconds_per_token(steps, typical, device) for typical, _ in shares])
 
     weights = np.array([weight for _, weight in shares])
     plain = costs(PLAIN)
@@ -86,8 +86,8 @@ def best(
     return min(found)[1] if found else None
 
 
-def _seconds(rollouts: Sequence[Rollout], world: World) -> float:
-    return float(sum(world.seconds(rollout.steps).sum() for rollout in rollouts))
+def _seconds(rollouts: Sequence[Timeline], device: Device) -> float:
+    return float(sum(device.seconds(rollout.steps).sum() for rollout in rollouts))
 
 
 @functools.lru_cache(64)
@@ -104,7 +104,7 @@ def _shares(of: str, running: int, settings: Settings) -> list[tuple[float, floa
     return list(zip(typical.tolist(), (tokens / tokens.sum()).tolist(), strict=True))
 
 
-def _seconds_per_token(steps: Steps, typical: float, world: World) -> float:
+def _seconds_per_token(steps: Steps, typical: float, device: Device) -> float:
     """Seconds per token in steps with about `typical` requests, scaled to exactly that many."""
     decoding = steps[column(steps, "prompt") == 0]
     place = np.searchsorted(RANGES, column(decoding, "running"))
@@ -112,4 +112,4 @@ def _seconds_per_token(steps: Steps, typical: float, world: World) -> float:
     nearest = min(np.unique(place), key=lambda at: abs(int(at) - wanted))
     chosen = decoding[place == nearest].astype(float)
     chosen[:, SCALED] *= typical / column(chosen, "running").mean()
-    return float(world.seconds(chosen).sum() / column(chosen, "emitted").sum())
+    return float(device.seconds(chosen).sum() / column(chosen, "emitted").sum())

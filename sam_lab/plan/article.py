@@ -42,7 +42,7 @@ from llm_rl.shape import SHAPES
 from sam_lab.cli import check_outputs, non_negative
 from sam_lab.plan.acceptance import Acceptance, of_article
 from sam_lab.plan.check import tail_contexts
-from sam_lab.plan.cost import DEVICES, Cost, Device, roofline
+from sam_lab.plan.cost import DIES, Cost, Die, roofline
 from sam_lab.plan.lengths import Lengths
 from sam_lab.plan.quoted import ARTICLE, CLUSTERS, LATER, LIMIT, MEAN_235B, MEAN_LENGTHS, STAGES, SUFFIX, Served
 from sam_lab.plan.simulate import Policy, Trace
@@ -90,7 +90,7 @@ class Assumptions:
     drafted: tokens per draft in the table of suffix decoding.
     """
 
-    device: Device
+    device: Die
     mean: float
     mean_grpo: float
     mean_dapo: float
@@ -110,7 +110,7 @@ class Assumptions:
     @staticmethod
     def nominal() -> Assumptions:
         mean = float(np.mean(MEAN_LENGTHS))
-        return Assumptions(DEVICES["910C"], mean, mean, float(MEAN_LENGTHS[0]))
+        return Assumptions(DIES["910C"], mean, mean, float(MEAN_LENGTHS[0]))
 
     @staticmethod
     def drawn(rng: np.random.Generator) -> Assumptions:
@@ -120,7 +120,7 @@ class Assumptions:
             return float(rng.uniform(low, high))
 
         device = replace(
-            DEVICES["910C"],
+            DIES["910C"],
             weights_share=between(0.5, 0.85),
             context_share=between(0.3, 0.7),
             collective=between(10e-6, 50e-6),
@@ -219,7 +219,7 @@ class Model:
 
     def _launched(self, spread: float, seconds: float) -> Fit:
         """A fit whose launch time makes the slowest rank take `seconds`."""
-        plan, launch = CLUSTERS["32b"], DEVICES["910C"].launch
+        plan, launch = CLUSTERS["32b"], DIES["910C"].launch
         for _ in range(3):
             fit = replace(NOMINAL, launch=launch, spread=spread)
             rounds = [found["off"] for found in self.rounds("32b", fit, {"off": (self.cost(plan, launch), None)})]

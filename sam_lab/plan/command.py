@@ -18,10 +18,10 @@ from llm_rl import config, layout
 from llm_rl.recipe import Recipe
 from llm_rl.shape import SHAPES, Shape, read_shape, why_unknown
 from sam_lab.cli import LabError, check_outputs, positive
-from sam_lab.evidence import worlds
+from sam_lab.evidence import devices
 from sam_lab.plan import check, figure, words
 from sam_lab.plan.acceptance import Acceptance, recorded
-from sam_lab.plan.cost import DEVICES, Cost, Device, fitted, roofline
+from sam_lab.plan.cost import DIES, Cost, Die, fitted, roofline
 from sam_lab.plan.lengths import Lengths, Recorded
 from sam_lab.plan.step import SPREAD, Setup, setup
 from sam_lab.plan.study import Inputs, study
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--family", choices=("lognormal", "weibull"), default="lognormal", help="of the lengths (%(default)s)"),
         add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning"),
         add("--factor", type=float, default=1.0, metavar="F", help="factor of accepted tokens (%(default)s)"),
-        add("--device", choices=DEVICES, help="default: by the recipe's cluster.device, 910C or H100"),
+        add("--device", choices=DIES, help="default: by the recipe's cluster.device, 910C or H100"),
         add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps instead"),
         add("--kept", type=float, default=0.6, metavar="P", help=kept),
         add("--rounds", type=positive, metavar="N", help="rounds of generation per step; default: from --kept"),
@@ -149,7 +149,7 @@ def _recipe(args: argparse.Namespace) -> int:
     plan = setup(recipe, shape, sam.threshold, recipe.sam_options["k"], args.kept)
     plan = replace(plan, prompt_tokens=PROMPT, rounds=args.rounds or plan.rounds)
     if recipe.cluster.device == "cuda":  # as the 910C's, which is fitted, by what both compute at most
-        plan = replace(plan, training=plan.training * DEVICES["910C"].flops / DEVICES["H100"].flops)
+        plan = replace(plan, training=plan.training * DIES["910C"].flops / DIES["H100"].flops)
     lengths = _lengths(args, recipe, plan)
     if args.cost:
         device, cost = None, fitted([step for r in check.read(args.cost)[1] for step in r["steps"]])
@@ -174,7 +174,7 @@ def _recipe(args: argparse.Namespace) -> int:
     return 0
 
 
-def _clock(args: argparse.Namespace, recipe: Recipe, plan: Setup, shape: Shape) -> tuple[Device | None, Cost, str]:
+def _clock(args: argparse.Namespace, recipe: Recipe, plan: Setup, shape: Shape) -> tuple[Die | None, Cost, str]:
     """The device (None if its steps were measured), the cost of its steps, and where the cost is from.
 
     Raises LabError if the device has no clock, or --device names another one than the recipe.
@@ -188,9 +188,8 @@ def _clock(args: argparse.Namespace, recipe: Recipe, plan: Setup, shape: Shape) 
     if args.device not in (None, name):
         raise LabError(f"--device {args.device} is not the recipe's cluster.device {kind}: leave it out, or set that")
     if name == "H100" and shape == SHAPES["Qwen3-8B"] and plan.tensor == 1 and not plan.eager:
-        world = worlds.measured("h100", "")
-        return None, replace(world.cost, verify=world.verify), "H100, measured steps (sam_lab/evidence/h100.json)"
-    device = DEVICES[name]
+        return None, devices.measured("h100", "").cost, "H100, measured steps (sam_lab/evidence/h100.json)"
+    device = DIES[name]
     return device, roofline(shape, plan.tensor, plan.expert, device, plan.eager), f"{device.name}, a roofline"
 
 

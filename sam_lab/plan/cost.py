@@ -17,7 +17,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Device:
+class Die:
     """A die. Peaks are quoted; the shares of them that are reached are assumptions.
 
     bandwidth: memory, bytes per second; flops: per second, dense bf16; link: bytes per second to other dies, one way.
@@ -48,9 +48,9 @@ class Device:
     max_verify: float = 0.0
 
 
-DEVICES = {
-    "910C": Device("910C die", 1.6e12, 376e12, 196e9, launch=82e-6, max_verify=0.9e-3),
-    "H100": Device("H100 SXM", 3.35e12, 989e12, 450e9, launch=6e-6, context_share=0.7),
+DIES = {
+    "910C": Die("910C die", 1.6e12, 376e12, 196e9, launch=82e-6, max_verify=0.9e-3),
+    "H100": Die("H100 SXM", 3.35e12, 989e12, 450e9, launch=6e-6, context_share=0.7),
 }
 """910C: Serving Large Language Models on Huawei CloudMatrix384 (arXiv 2506.12708), section 3: a package of two dies has
 752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch and max_verify are what `python -m
@@ -74,6 +74,11 @@ class Cost:
     prefill: float = 0.0
     floor: float = 0.0
     verify: float = 0.0
+
+    def step(self, rows: npt.ArrayLike, context: Any, draft_context: Any, drafts: Any) -> Float64:
+        """Seconds of steps with these rows and contexts, in tokens, and with drafts or without."""
+        contexts = (self.context * context + self.draft_context * draft_context) / 1000
+        return np.maximum(self.floor, self.device(np.asarray(rows, float)) + contexts) + self.verify * drafts
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """f(rows), but at least the floor."""
@@ -135,12 +140,11 @@ class RunningCost:
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """Seconds of steps with these numbers of rows; rows beyond `running` are draft tokens."""
         rows = np.asarray(rows, float)
-        contexts = self.cost.context * self.running + self.cost.draft_context * (rows - self.running)
-        seconds = np.maximum(self.cost.floor, self.cost.device(rows) + contexts * self.thousands)
-        return seconds + self.cost.verify * (rows > self.running)
+        drafted, each = rows - self.running, 1000 * self.thousands
+        return self.cost.step(rows, each * self.running, each * drafted, drafted > 0)
 
 
-def roofline(shape: Shape, tensor: int, expert: int, device: Device, eager: bool = True, most: int = 4096) -> Cost:
+def roofline(shape: Shape, tensor: int, expert: int, device: Die, eager: bool = True, most: int = 4096) -> Cost:
     """Cost of a step of an engine on `tensor` dies, experts spread over `expert` dies (1: over the engine's own)."""
     rows = np.unique(np.concatenate([np.arange(1, 65), np.geomspace(65, most, 64).astype(int)])).astype(float)
     dense = shape.parameters - shape.expert_parameters

@@ -13,7 +13,7 @@ import numpy as np
 
 from sam_lab.plan.acceptance import Acceptance
 from sam_lab.plan.check import tail_contexts
-from sam_lab.plan.cost import Cost, Device, roofline
+from sam_lab.plan.cost import Cost, Die, roofline
 from sam_lab.plan.lengths import Int64
 from sam_lab.plan.simulate import Policy
 from sam_lab.plan.step import SWITCHING, Round, Setup, Tails, engines
@@ -54,7 +54,7 @@ class Inputs:
     def acceptance(self) -> Acceptance:
         return self.together if self.routing == "sticky" else self.spread
 
-    def varied(self, rng: np.random.Generator, device: Device | None, likely: tuple[float, float]) -> Inputs:
+    def varied(self, rng: np.random.Generator, device: Die | None, likely: tuple[float, float]) -> Inputs:
         """These inputs with random costs, acceptance and lengths. likely: bounds of the factor of acceptance."""
         factor = float(rng.uniform(*likely))
         if device is None:  # fitted to a log
@@ -120,7 +120,7 @@ def rounds_of(
 def study(
     inputs: Inputs,
     draws: int,
-    device: Device | None,
+    device: Die | None,
     likely: tuple[float, float],
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:

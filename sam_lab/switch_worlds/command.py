@@ -22,7 +22,7 @@ from sam_core.console import Progress
 from sam_core.files import write_json
 
 from sam_lab.cli import check_outputs, non_negative, positive
-from sam_lab.evidence import worlds as evidence
+from sam_lab.evidence import devices
 from sam_lab.switch_worlds import acceptance
 from sam_lab.switch_worlds.world import ARMS, THRESHOLD, Scenario, play
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seed of the first world; the next one has the next seed (default 0)",
     )
-    add("--device", choices=evidence.NAMES, metavar="DEVICE", help=f"costs of a device: {', '.join(evidence.NAMES)}")
+    add("--device", choices=devices.NAMES, metavar="DEVICE", help=f"costs of a device: {', '.join(devices.NAMES)}")
     add("--json", type=Path, metavar="OUT", help="write all worlds here")
 
 
@@ -87,10 +87,10 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args, "json")
     records = acceptance.load()
     worlds = []
-    device = evidence.worlds([args.device])[0] if args.device else None
+    cost = devices.devices([args.device])[0].cost if args.device else None
     progress, start = Progress(), time.monotonic()
     for seed in range(args.seed, args.seed + args.worlds):
-        worlds.append({"seed": seed} | play(Scenario(seed, records, device)))
+        worlds.append({"seed": seed} | play(Scenario(seed, records, cost)))
         progress.show(f"{len(worlds)} of {args.worlds} worlds, {time.monotonic() - start:.0f} s")
     progress.clear()
     figures = summary(worlds)

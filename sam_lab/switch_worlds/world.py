@@ -15,7 +15,6 @@ import numpy.typing as npt
 from sam_core.budget import choose
 from sam_core.switch import AutoSwitch
 
-from sam_lab.evidence import worlds as evidence
 from sam_lab.plan.cost import Cost
 from sam_lab.switch_worlds.acceptance import Record
 
@@ -63,14 +62,13 @@ class Curve:
 
 @dataclass(frozen=True)
 class Clocked(Curve):
-    """A device of the command `evidence`: f is that of its cost, and at least the host's time to launch a step."""
+    """The cost of a device of the command `evidence`: f is at least the host's time to launch a step."""
 
     cost: Cost | None = None
 
     @staticmethod
-    def of(device: evidence.World) -> Clocked:
-        cost = device.cost
-        return Clocked(0, 0, 0, np.empty(0), cost.context, cost.draft_context, device.verify, cost=cost)
+    def of(cost: Cost) -> Clocked:
+        return Clocked(0, 0, 0, np.empty(0), cost.context, cost.draft_context, cost.verify, cost=cost)
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         assert self.cost
@@ -104,11 +102,11 @@ class Expected:
 class Scenario:
     """Everything that a seed determines: costs and when they change, bursts, drift, noise; requests; drafts.
 
-    device: if given, the costs are those of this device, and only its speed changes.
+    device: if given, the cost of its steps, of which only the speed changes.
     busy: whether the machine does other work too, which changes the time of each step.
     """
 
-    def __init__(self, seed: int, records: Sequence[Record], device: evidence.World | None = None) -> None:
+    def __init__(self, seed: int, records: Sequence[Record], device: Cost | None = None) -> None:
         rng = self.rng = np.random.default_rng(seed)
 
         def between(low: float, high: float) -> float:

@@ -63,7 +63,7 @@ def evidence_in_prose():
     """The figures of the record `evidence` in docs/results.md outside its tables, in the order of the text."""
     cases = defaultdict(list)
     for row in record("evidence")["rows"]:
-        cases[row["set"], row["world"], row["running"]].append(row)
+        cases[row["set"], row["device"], row["running"]].append(row)
 
     def arm(case, name):
         return next(row for row in cases[case] if row["arm"] == name or name in row["best_of"])
@@ -75,8 +75,8 @@ def evidence_in_prose():
         peers = [row for row in cases[case] if {"ngram", "suffix"} & {*row["best_of"]}]
         return max(peers, key=lambda row: row["pooled"][0])["auto_over"]
 
-    def each(of, world, running=128):
-        return [of((name, world, running))[0] for name in ("rl", "long", "math", "code")]
+    def each(of, device, running=128):
+        return [of((name, device, running))[0] for name in ("rl", "long", "math", "code")]
 
     code, few = arm(("code", "h100", 128), "auto:15"), each(lead, "h100", 16)
     yield from each(gain, "h100")[:3] + each(lead, "h100")[:3]

@@ -15,16 +15,16 @@ from sam_lab.cli import LabError
 from sam_lab.drafters import SamDrafter
 from sam_lab.evidence import arms, command, data, jobs, tuning
 from sam_lab.evidence.arms import make, parse
+from sam_lab.evidence.devices import NAMES, Device, devices
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, run
 from sam_lab.evidence.model import KINDS, Kind, ModelDrafter
-from sam_lab.evidence.rollout import FIELDS, Rollout, column, roll_out
+from sam_lab.evidence.rollout import FIELDS, Timeline, column, roll_out
 from sam_lab.evidence.statistics import by_task, pooled, seconds, summary
-from sam_lab.evidence.worlds import NAMES, World, worlds
 from sam_lab.plan.cost import Cost
 from sam_lab.recordings import PARTS, Answer
 from sam_lab.replay import accept_chain, replay
 
-FLAT = World("flat", "a second a step", Cost(np.array([1.0, 1e6]), np.ones(2), 0.0, 0.0))
+FLAT = Device("flat", "a second a step", Cost(np.array([1.0, 1e6]), np.ones(2), 0.0, 0.0))
 SMALL = Settings(tokens=60, num_batches=2, verify=0.75)
 
 
@@ -104,13 +104,13 @@ def test_a_schedule_limits_drafts_by_running_requests():
         assert drafted.any() == (running.max() <= 8) and drafted.max() <= 24
 
 
-def test_worlds_price_a_step():
-    by_name = {world.name: world for world in worlds()}
+def test_devices_price_a_step():
+    by_name = {device.name: device for device in devices()}
     assert tuple(by_name) == NAMES
     plain = dict.fromkeys(FIELDS, 0) | {"running": 8, "rows": 8, "emitted": 8, "context": 8000}
     drafts = plain | {"rows": 32, "drafted": 24, "draft_context": 24_000}
     steps = np.array([[of[name] for name in FIELDS] for of in (plain, drafts)], np.int64)
-    ratios = {name: float(np.divide(*world.seconds(steps)[::-1])) for name, world in by_name.items()}
+    ratios = {name: float(np.divide(*device.seconds(steps)[::-1])) for name, device in by_name.items()}
     assert ratios["910c-eager"] == 1  # the host's launches hide it
     assert ratios["article"] == pytest.approx(1.75)
     assert 1 < ratios["910c-graph"] < 1.2 < ratios["h100"] < 1.3 and 1 < ratios["h200"] < 1.2 and ratios["cpu"] > 2
@@ -175,16 +175,16 @@ def test_no_pass_runs_while_drafting_pauses():
 
 
 def test_passes_take_time():
-    world = dataclasses.replace(FLAT, share=0.1)
+    device = dataclasses.replace(FLAT, share=0.1)
     steps = [[dict(running=8, rows=8, passes=n).get(name, 0) for name in FIELDS] for n in (0, 1, 3)]
-    assert world.seconds(np.array(steps, np.int64)) == pytest.approx([1, 1.1, 1.3])
+    assert device.seconds(np.array(steps, np.int64)) == pytest.approx([1, 1.1, 1.3])
 
 
 def test_gains_by_hand():
     """Of requests whose steps take a second, as many as the batch takes seconds."""
     one = [int(name in ("emitted", "running", "rows")) for name in FIELDS]
     of_arms = (10, 20, 30), (5, 20, 20)
-    made = [[Rollout(np.array([one] * n, np.int64), np.array([[0, n - 1]])) for n in batches] for batches in of_arms]
+    made = [[Timeline(np.array([one] * n, np.int64), np.array([[0, n - 1]])) for n in batches] for batches in of_arms]
     row = summary(*made, FLAT, ["a", "b", "a"])
     assert row["pooled"] == [pytest.approx(60 / 45, abs=1e-3), 1, 1.6]  # resamples of one task alone: 20/20, 40/25
     assert row["worst"] == 1 and row["batches"] == 3
@@ -200,21 +200,21 @@ def test_the_best_schedule_is_that_of_the_dev_prompts():
         for running, (emitted, time) in zip((4, 20), of_few_and_many, strict=True):
             names = {"running": running, "rows": running * time, "emitted": emitted * running}
             steps += [[names.get(name, 0) for name in FIELDS]] * 10
-        return [Rollout(np.array(steps, np.int64), np.zeros((1, 2), np.int64))]
+        return [Timeline(np.array(steps, np.int64), np.zeros((1, 2), np.int64))]
 
     cost = Cost(np.array([1.0, 1e6]), np.array([1.0, 1e6]), 0.0, 0.0)
-    world, best = World("rows", "a second a row", cost), "suffix[depth=64,factor=1,min_prob=0.1]:8"
+    device, best = Device("rows", "a second a row", cost), "suffix[depth=64,factor=1,min_prob=0.1]:8"
     done = {job: rollouts((1, 3), (1, 3)) for job in tuning.jobs("math", list(tuning.GRID), ["rows"])}
     done |= {job: rollouts((1, 1), (1, 1)) for job in done if job.arm == PLAIN}
     done |= {job: rollouts((2, 1), (1, 2)) for job in done if job.arm == best}
-    assert tuning.best("math", "suffix", done, world, 16, SMALL) == best + "/0/0/0"
-    assert tuning.best("math", "batch", done, world, 16, SMALL) is None
+    assert tuning.best("math", "suffix", done, device, 16, SMALL) == best + "/0/0/0"
+    assert tuning.best("math", "batch", done, device, 16, SMALL) is None
     best = "suffix-device[depth=64]:15"
     done |= {job: rollouts((2, 1), (2, 1)) for job in done if job.arm == best}
-    assert tuning.best("math", "suffix-device", done, world, 16, SMALL) == best
+    assert tuning.best("math", "suffix-device", done, device, 16, SMALL) == best
 
 
-COMMAND = ["evidence", "--sets", "code", "--worlds", "h100", "--batches", "1", "--tokens", "90", "--processes", "1"]
+COMMAND = ["evidence", "--sets", "code", "--devices", "h100", "--batches", "1", "--tokens", "90", "--processes", "1"]
 COMMAND += ["--running", "16"]
 
 

@@ -6,8 +6,8 @@ import pytest
 from recording import line, write
 
 from sam_lab.evidence.arms import make
+from sam_lab.evidence.devices import Device
 from sam_lab.evidence.rollout import column, roll_out
-from sam_lab.evidence.worlds import World
 from sam_lab.plan.cost import Cost
 from sam_lab.recordings import Answer, make_scopes, read_answers
 from sam_lab.replay import replay
@@ -98,9 +98,9 @@ def test_acceptance_is_by_source_length_and_place():
 @pytest.mark.parametrize(("a_row", "drafted"), [(0.0, 3), (0.25, 1), (1.0, 0)])
 def test_the_budget_gains_most_tokens_a_second(a_row, drafted):
     """An unknown draft of 3 has 1, 1.5, 1.75 and 1.875 tokens; a step takes a second and `a_row` for each of them."""
-    world = World("own", "", Cost(np.array([1.0, 1001.0]), np.array([1.0, 1 + 1000 * a_row]), 0.0, 0.0))
+    device = Device("own", "", Cost(np.array([1.0, 1001.0]), np.array([1.0, 1 + 1000 * a_row]), 0.0, 0.0))
     answer = Answer([7, 8], [1, 2, 3, 4, 1, 2, 3, 4], "p", "g", None)
-    steps, _ = roll_out([answer], make("suffix-device:3", lambda: 0.0, world=world), 1)
+    steps, _ = roll_out([answer], make("suffix-device:3", lambda: 0.0, device=device), 1)
     found = column(steps, "drafted").tolist()
     assert next((n for n in found if n), 0) == drafted and len(steps) == len(found) < 9 - (drafted > 0)
 

@@ -20,7 +20,7 @@ from sam_lab.drafters import SamDrafter
 from sam_lab.engine_replay.command import choose
 from sam_lab.plan import check, words
 from sam_lab.plan.acceptance import given, of_article, recorded
-from sam_lab.plan.cost import DEVICES, Cost, RunningCost, fitted, roofline
+from sam_lab.plan.cost import DIES, Cost, RunningCost, fitted, roofline
 from sam_lab.plan.lengths import Lengths, Recorded
 from sam_lab.plan.simulate import BINS, EDGES, Engines, Policy
 from sam_lab.plan.step import Setup, Tails, deal, engines
@@ -128,7 +128,7 @@ def test_states_take_memory_by_the_drafts_that_the_engine_has_room_for():
 def test_goes_on_from_where_few_run_while_others_wait():
     """Memory may hold fewer requests than a threshold: they draft, whatever waits."""
     plan = replace(PLAN, gen_prompts=4, slots=32, capacity=6500)
-    cost = roofline(plan.shape, 8, 1, DEVICES["910C"])
+    cost = roofline(plan.shape, 8, 1, DIES["910C"])
     lengths = Lengths(900, 0.8, 6000).sample(4, 16, np.random.default_rng(0))
     policy = given(0.4, 0.6).batch(32, 8, 3)
     tails = Tails.of(plan, cost, engines(plan, lengths), 8)
@@ -200,7 +200,7 @@ def test_routing():
 
 
 def test_roofline():
-    shape, device = SHAPES["Qwen3-32B"], DEVICES["910C"]
+    shape, device = SHAPES["Qwen3-32B"], DIES["910C"]
     cost = roofline(shape, 8, 1, device, eager=False)
     read = 2 * shape.parameters / 8 / (device.bandwidth * device.weights_share)
     assert read < cost.rows_cost(1) < 2 * read
@@ -305,7 +305,7 @@ def test_a_verifying_step_costs_more_with_drafts_alone():
         some = dear.stretch(5, 4 * one, context, 0 * one, draft, 0 * one, share=0.2)
         assert some - without == pytest.approx(0.01 * draft[0]), "one step of five has drafts"
     assert RunningCost(dear, 4, 0.0).rows_cost([4, 5]) == pytest.approx(COST.rows_cost([4, 5]) + [0, 0.01])
-    device = replace(DEVICES["910C"], verify=1e-3)
+    device = replace(DIES["910C"], verify=1e-3)
     assert roofline(SHAPES["Qwen3-32B"], 8, 1, device).verify == pytest.approx(0.064)
 
 
