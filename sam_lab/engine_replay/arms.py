@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compared drafters, each with the name of its method in vLLM's runner."""
+"""The arms of both model runners: an exchangeable drafter on the first, an engine for each arm on the second."""
 
 from __future__ import annotations
 
 import copy
 import importlib.util
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,38 +13,21 @@ from typing import Any
 from sam_core.engines.vllm import make_proposer
 from sam_core.switch import AutoSwitch, BatchSwitch
 
-from sam_lab.cli import LabError
+from sam_lab.arms import Arm
 
-ARMS = ("plain", "off", "ngram", "suffix", "batch", "auto")
-ASYNC = "@async"
-"""Suffix of the arms whose engine schedules asynchronously."""
+SYNCHRONOUS = ["plain", "off", "ngram", "suffix", "batch", "batch:K:THRESHOLD", "auto"]
+ASYNCHRONOUS = [f"{form}@async" for form in SYNCHRONOUS if form not in ("ngram", "suffix")]
+FORMS = {False: SYNCHRONOUS + ASYNCHRONOUS, True: ["plain", "ngram_gpu:K", "sam:K", "schedule", "auto"]}
+"""By whether the second runner is driven."""
 COMPILED = Path(__file__).resolve().parents[2] / ".cache" / "peers"
 """Where `make bench` builds arctic-inference."""
-FIXED = re.compile(r"batch:([1-9][0-9]*):([1-9][0-9]*)")
 ARTICLE = (3, 8)
 """Tokens per draft and threshold of the article."""
 
 
-def check(arm: str) -> None:
-    """Raise LabError if there is no such arm."""
-    name = arm.removesuffix(ASYNC)
-    if arm.endswith(ASYNC) and name in ("ngram", "suffix"):
-        raise LabError(f"arm {arm!r}: vLLM schedules synchronously with {name}")
-    if name not in ARMS and not FIXED.fullmatch(name):
-        raise LabError(f"unknown arm {arm!r}: choose from {', '.join(ARMS)} and batch:K:THRESHOLD")
-
-
-def speculates(arm: str) -> bool:
-    return arm.removesuffix(ASYNC) != "plain"
-
-
-def may_draft(arm: str) -> bool:
-    return arm.removesuffix(ASYNC) not in ("plain", "off")
-
-
-def missing_reason(arm: str) -> str | None:
+def missing_reason(arm: Arm) -> str | None:
     """Why an arm cannot run here, or None."""
-    if arm != "suffix":
+    if arm.method != "suffix":
         return None
     builds = sorted(COMPILED.glob(f"arctic-inference-*-{sys.implementation.cache_tag}"))
     sys.path.extend(str(build) for build in builds[-1:] if str(build) not in sys.path)
@@ -54,8 +36,8 @@ def missing_reason(arm: str) -> str | None:
     return None
 
 
-def make(arm: str, runner: Any, k: int, sam: dict[str, Any], clock: Callable[[], float]) -> tuple[str, Any] | None:
-    """vLLM's name of the method and a new drafter; None for `plain`.
+def make(arm: Arm, runner: Any, k: int, sam: dict[str, Any], clock: Callable[[], float]) -> tuple[str, Any] | None:
+    """For the first runner, vLLM's name of the method and a new drafter; None for `plain`.
 
     Args:
         runner: vLLM's, of an engine that speculates with k tokens.
@@ -63,13 +45,12 @@ def make(arm: str, runner: Any, k: int, sam: dict[str, Any], clock: Callable[[],
         sam: options of the proposer other than the switch.
         clock: the clock by which auto times steps.
     """
-    arm = arm.removesuffix(ASYNC)
-    if arm == "plain":
+    if arm.method == "plain":
         return None
-    if arm in ("ngram", "suffix"):
-        return arm, _peer(arm, runner.vllm_config)
+    if arm.method in ("ngram", "suffix"):
+        return arm.method, _peer(arm.method, runner.vllm_config)
     switch: dict[str, Any] = {"switch": "auto"}
-    if arm != "auto":
+    if arm.method != "auto":
         k, threshold = fixed_switch(arm)
         switch = {"switch": "batch", "threshold": threshold}
     vllm_config, speculative = copy.copy(runner.vllm_config), copy.copy(runner.speculative_config)
@@ -78,15 +59,40 @@ def make(arm: str, runner: Any, k: int, sam: dict[str, Any], clock: Callable[[],
     drafter = make_proposer(vllm_config, runner)
     if isinstance(drafter.switch, AutoSwitch):
         drafter.switch.clock = clock
-    elif isinstance(drafter.switch, BatchSwitch) and arm == "off":
+    elif isinstance(drafter.switch, BatchSwitch) and arm.method == "off":
         drafter.switch.threshold = 0
     return "sam", drafter
 
 
-def fixed_switch(arm: str) -> tuple[int, int]:
+def fixed_switch(arm: Arm) -> tuple[int, int]:
     """Tokens per draft and threshold of `batch:K:THRESHOLD`; for other arms the article's."""
-    fixed = FIXED.fullmatch(arm)
-    return (int(fixed[1]), int(fixed[2])) if fixed else ARTICLE
+    return (arm.lengths[0], arm.threshold) if arm.threshold else ARTICLE
+
+
+def speculative_config(arm: Arm, k: int, max_seqs: int, verify: str) -> dict[str, Any] | None:
+    """For the second runner, vLLM's speculative_config of an arm; None for `plain`.
+
+    Args:
+        k: maximum draft tokens of a request in `auto`.
+        max_seqs: maximum concurrent requests.
+        verify: option of method sam.
+    """
+    if arm.method == "plain":
+        return None
+    if arm.method == "ngram_gpu":
+        return {"method": arm.method, "num_speculative_tokens": arm.lengths[0]}
+    config: dict[str, Any] = {"method": "sam", "num_speculative_tokens": k, "sam": {"verify": verify}}
+    if arm.method == "sam":
+        config["num_speculative_tokens"], config["sam"]["threshold"] = arm.lengths[0], max_seqs
+    elif arm.method == "auto":
+        config["sam"]["switch"] = "auto"
+    else:
+        from sam_core.engines.vllm.plugin.config import by_batch_size
+        from sam_core.options import MAX_K
+
+        config["num_speculative_tokens"], config["sam"]["switch"] = MAX_K, "batch"
+        config["num_speculative_tokens_per_batch_size"] = by_batch_size(MAX_K)
+    return config
 
 
 def _peer(arm: str, vllm_config: Any) -> Any:

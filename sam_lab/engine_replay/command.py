@@ -11,7 +11,7 @@ import random
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -24,8 +24,9 @@ from sam_core.files import check_output, naming, replacing, write_json
 
 from llm_rl.evaluation.engine import default_dtype
 from llm_rl.shape import SHAPES, Shape
+from sam_lab.arms import Arm, parse
 from sam_lab.cli import LabError, non_negative, positive
-from sam_lab.engine_replay import arms, arms2
+from sam_lab.engine_replay import arms
 from sam_lab.engine_replay.report import report
 from sam_lab.recordings import PARTS, Answer, read_answers, split
 
@@ -128,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--against",
-        choices=("plain", f"plain{arms.ASYNC}"),
+        choices=("plain", "plain@async"),
         default="plain",
         help="what gains are against; always run",
     )
@@ -142,22 +143,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
     second = args.second_runner = is_second_runner()
+    forms = arms.FORMS[second]
     if args.arms is None:
-        args.arms = list(arms2.ARMS if second else arms.ARMS)
-    asynchronous = ["plain@async"] if not second and any(arm.endswith(arms.ASYNC) for arm in args.arms) else []
-    names = list(dict.fromkeys([args.against, *asynchronous, *args.arms]))
-    for name in names:
-        (arms2 if second else arms).check(name)
+        args.arms = [form.replace("K", "3") for form in forms if not form.endswith(("THRESHOLD", "@async"))]
+    asynchronous = ["plain@async"] if any(parse(name, forms).asynchronous for name in args.arms) else []
+    named = {name: parse(name, forms) for name in [args.against, *asynchronous, *args.arms]}
     sets = [noise(args) if file == RANDOM else choose(file, args) for file in args.answers]
     batches = [batch for turn in zip(*sets, strict=True) for batch in turn]
     folders = [args.out / Path(file).name.split(".")[0] for file in args.answers] if len(sets) > 1 else [args.out]
     if len(set(folders)) < len(folders):
         raise LabError("two files of the same name: their results would have the same folder")
     set_environment(second)
-    for name in [*names]:
-        if reason := arms.missing_reason(name):
+    for name, arm in [*named.items()]:
+        if reason := arms.missing_reason(arm):
             print(f"{name} is left out: {reason}", file=sys.stderr)
-            names.remove(name)
+            del named[name]
     args.out.mkdir(parents=True, exist_ok=True)
     args.dtype = default_dtype()
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in ("run", "resume")}
@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
     same = {k: v for k, v in settings.items() if k not in ("arms", "batches", "out", "against", "tail")}
     check_output(args.out / "runs.jsonl", args.answers)
     records = Records(args.out / "runs.jsonl", same, args.resume)
-    runs = replay(batches, names, args, records)
+    runs = replay(batches, named, args, records)
     if records.learned:
         write_json(args.out / "learned.json", records.learned)
     failed = False
@@ -280,12 +280,7 @@ def cache_bytes(args: argparse.Namespace, batches: list[Any]) -> int:
     return (max(sum(of_batch[-args.max_seqs :]) for of_batch in lengths) + 128) * token
 
 
-def engine_of(arm: str) -> tuple[bool, bool]:
-    """Whether an arm's engine speculates, and whether it schedules asynchronously."""
-    return arms.speculates(arm), arm.endswith(arms.ASYNC)
-
-
-def start_engines(names: Sequence[str], args: argparse.Namespace, batches: list[Any]) -> dict[str, Any]:
+def start_engines(named: Mapping[str, Arm], args: argparse.Namespace, batches: list[Any]) -> dict[str, Any]:
     """The engine of each arm; on the first runner some arms share one."""
     from sam_lab.engine_replay.engine import ForcedEngine
     from sam_lab.engine_replay.forced import write_model
@@ -301,23 +296,28 @@ def start_engines(names: Sequence[str], args: argparse.Namespace, batches: list[
         if args.second_runner:
             from sam_lab.engine_replay.engine2 import ForcedEngine2, fitting
 
-            common["kv_cache_memory_bytes"] = fitting(size, len(names), 2 * shape.parameters)
+            common["kv_cache_memory_bytes"] = fitting(size, len(named), 2 * shape.parameters)
             # the scheduler plans whole drafts, however few are verified
             common["max_num_batched_tokens"] = 2048 + args.max_seqs * (args.k + 1)
             given = (args.k, args.max_seqs, args.verify)
-            return {name: ForcedEngine2(folder, arms2.speculative_config(name, *given), **common) for name in names}
+            configs = {name: arms.speculative_config(arm, *given) for name, arm in named.items()}
+            return {name: ForcedEngine2(folder, config, **common) for name, config in configs.items()}
         common |= {"verify": args.verify, "kv_cache_memory_bytes": size}
-        kinds = dict.fromkeys(map(engine_of, names))
+        kinds = {name: (args.k * (arm.method != "plain"), arm.asynchronous) for name, arm in named.items()}
         engines = {
-            kind: ForcedEngine(folder, args.k if kind[0] else 0, asynchronous=kind[1], **common) for kind in kinds
+            (k, asynchronous): ForcedEngine(folder, k, asynchronous=asynchronous, **common)
+            for k, asynchronous in dict.fromkeys(kinds.values())
         }
-        return {name: engines[engine_of(name)] for name in names}
+        return {name: engines[kind] for name, kind in kinds.items()}
 
 
-def replay(batches: list[Any], names: list[str], args: argparse.Namespace, records: Records) -> list[dict[str, Any]]:
+def replay(
+    batches: list[Any], named: Mapping[str, Arm], args: argparse.Namespace, records: Records
+) -> list[dict[str, Any]]:
     """Run every arm on every batch, in an order that rotates from batch to batch."""
     # auto learns on the first batches, which are not reported
-    learner = next((name for name in names if name.removesuffix(arms.ASYNC) == "auto"), None)
+    names = list(named)
+    learner = next((name for name, arm in named.items() if arm.method == "auto"), None)
     learn = args.learn * len(args.answers)
     turns = [(learner, i) for i in range(-learn, 0)] if learner else []
     for number in range(len(batches) - learn):
@@ -330,7 +330,7 @@ def replay(batches: list[Any], names: list[str], args: argparse.Namespace, recor
         progress.show(f"{what}: {done:,} of {total:,} tokens")
 
     if missing:
-        engines = start_engines([*dict.fromkeys(name for name, _ in missing)], args, batches)
+        engines = start_engines({name: named[name] for name, _ in missing}, args, batches)
         warm_up = [(p[:32], a[:8]) for p, a in batches[0][:4]]
         for engine in dict.fromkeys(engines.values()):
             engine.run(warm_up, args.temperature)
@@ -339,10 +339,10 @@ def replay(batches: list[Any], names: list[str], args: argparse.Namespace, recor
     for name, number in missing:
         engine, switch = engines[name], None
         if not args.second_runner and (
-            drafter := arms.make(name, engine.runner, args.k, {"verify": args.verify}, engine.clock)
+            drafter := arms.make(named[name], engine.runner, args.k, {"verify": args.verify}, engine.clock)
         ):
             engine.use(*drafter)
-            switch = drafter[1].switch if name.removesuffix(arms.ASYNC) == "auto" else None
+            switch = drafter[1].switch if named[name].method == "auto" else None
         if switch and records.learned:
             switch.restore(records.learned)
         what = f"batch {number + 1}/{len(batches) - learn} {name}" if number >= 0 else "auto learns"

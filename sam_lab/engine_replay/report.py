@@ -12,7 +12,7 @@ from typing import Any
 from sam_core.files import write_json
 
 from sam_lab import figures
-from sam_lab.engine_replay import arms as kinds
+from sam_lab.arms import parse
 
 BINS = {"1": (1, 1), "2-3": (2, 3), "4-5": (4, 5), "6-8": (6, 8), "9-16": (9, 16), "17-32": (17, 32), "33+": (33, inf)}
 """Running requests, from and to."""
@@ -55,7 +55,7 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
             "drafted": drafted,
             "accepted": sum(s["emitted"] - s["gaining"] for s in decoding),
             # an asynchronous engine waits for the step before while it drafts
-            "draft_share": None if arm.endswith(kinds.ASYNC) else _share("draft_s", decoding),
+            "draft_share": None if parse(arm).asynchronous else _share("draft_s", decoding),
             "sample_share": _share("sample_s", decoding),
             "tokens_per_s": {name: _rate(decoding, *bin_) for name, bin_ in BINS.items()},
             "steps_by_running": {
@@ -69,7 +69,8 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
         values["gain_by_running"] = {
             name: rate / rates[name] if rate and rates[name] else None for name, rate in values["tokens_per_s"].items()
         }
-    result["silent"] = [arm for arm in arms if kinds.may_draft(arm) and not result["arms"][arm]["drafted"]]
+    drafting = [arm for arm in arms if parse(arm).method not in ("plain", "off")]
+    result["silent"] = [arm for arm in drafting if not result["arms"][arm]["drafted"]]
     _print(result, base)
     write_json(out / "engine-replay.json", result)
     write_json(out / "steps.json", runs)

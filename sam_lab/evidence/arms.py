@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from sam_core.proposer import SamProposer
 from sam_core.switch import AutoSwitch
 
-from sam_lab import suffix_device
+from sam_lab import arms, suffix_device
+from sam_lab.arms import Arm
 from sam_lab.cli import LabError
 from sam_lab.evidence.devices import Device
 from sam_lab.evidence.rollout import EngineStep, column
@@ -43,37 +43,13 @@ PEERS = ("ngram", "suffix", suffix_device.NAME)
 """Those of vLLM. The first two are its code and need packages and sources."""
 CLOCKED = ("auto", "model+auto", suffix_device.NAME)
 """Those whose drafts depend on what steps take."""
-RANGES = (8, 32, 128)
-"""Last number of running requests of each range that has a k of its own; the last range is open."""
-ARM = re.compile(r"([a-z+-]+)(?:\[([a-z_]+=[0-9.]+(?:,[a-z_]+=[0-9.]+)*)\])?:([0-9]+(?:/[0-9]+){3}|[1-9][0-9]*)")
+FORMS = [f"{method}:{k}" for method in PARAMETERS for k in ("K", "K/K/K/K")[: 2 - (method in CLOCKED)]]
 
 
-class Arm(NamedTuple):
-    """A method, its parameters, and k for each range of running requests."""
-
-    method: str
-    parameters: dict[str, float]
-    lengths: tuple[int, ...]
-
-    def k(self, running: int) -> int:
-        """vLLM's num_speculative_tokens_per_batch_size."""
-        return self.lengths[sum(running > last for last in RANGES)]
-
-
-def parse(arm: str) -> Arm:
-    """METHOD[NAME=VALUE,...]:K or METHOD[...]:K/K/K/K; raises LabError."""
-    fixed = ARM.fullmatch(arm)
-    if not fixed or fixed[1] not in PARAMETERS:
-        raise LabError(f"unknown arm {arm!r}: write METHOD:K or METHOD:K/K/K/K, METHOD of {', '.join(PARAMETERS)}")
-    given = {
-        name: float(value) for name, _, value in (each.partition("=") for each in (fixed[2] or "").split(",") if each)
-    }
-    if unknown := given.keys() - PARAMETERS[fixed[1]].keys():
-        raise LabError(f"arm {arm!r}: {fixed[1]} has no parameter {', '.join(sorted(unknown))}")
-    lengths = tuple(map(int, fixed[3].split("/")))
-    if not any(lengths) or fixed[1] in CLOCKED and len(lengths) > 1:
-        raise LabError(f"arm {arm!r}: {f'{fixed[1]} takes one K' if any(lengths) else 'it never drafts'}")
-    return Arm(fixed[1], PARAMETERS[fixed[1]] | given, lengths * (4 // len(lengths)))
+def parse(name: str) -> Arm:
+    """The arm of a name, with the defaults of its parameters."""
+    arm = arms.parse(name, FORMS)
+    return arm._replace(parameters=PARAMETERS[arm.method] | arm.parameters)
 
 
 def check(methods: Iterable[str]) -> None:

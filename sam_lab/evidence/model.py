@@ -18,7 +18,8 @@ from sam_core.proposer import SamProposer, Step
 
 from sam_core import Pool
 from sam_core import device_drafts as table
-from sam_lab.evidence.arms import Arm, Sam
+from sam_lab.arms import Arm, parse
+from sam_lab.evidence.arms import Sam
 from sam_lab.evidence.rollout import Drafter, roll_out
 from sam_lab.recordings import Answer
 
@@ -122,7 +123,7 @@ class _Notes:
 
     def __init__(self, longest: int, tokens: int) -> None:
         self.longest = longest
-        self.sam = Sam(Arm("batch", {}, (longest,) * 4), {"switch": "batch", "threshold": 1 << 20}, lambda: 0.0)
+        self.sam = Sam(parse(f"batch:{longest}"), {"switch": "batch", "threshold": 1 << 20}, lambda: 0.0)
 
     def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
         self.texts = np.pad(texts, ((0, 0), (0, self.longest)), constant_values=-1)

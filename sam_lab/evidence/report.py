@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sam_lab import figures
+from sam_lab.arms import parse
 from sam_lab.engine_replay.report import BINS
 
 COLOURS = {"oldest": "#E69F00", "suffix": "#CC79A7", "ngram": "#56B4E9", "batch": "#0072B2", "auto": "#009E73"}
@@ -51,7 +52,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
             bins = [b for b in BINS if any(b in line["bins"] for line in lines)]
             for line in lines:
                 points = [(bins.index(b), line["bins"][b]) for b in bins if b in line["bins"]]
-                method = line["arm"].partition(":")[0].partition("[")[0]
+                method = parse(line["arm"]).method
                 panel.plot(
                     *zip(*points, strict=True),
                     marker="o",

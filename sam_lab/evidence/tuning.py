@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sam_lab.arms import RANGES
 from sam_lab.evidence import data
-from sam_lab.evidence.arms import CLOCKED, RANGES
+from sam_lab.evidence.arms import CLOCKED
 from sam_lab.evidence.devices import Device
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of, job
 from sam_lab.evidence.rollout import FIELDS, Timeline, column, roll_out

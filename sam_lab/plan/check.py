@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from sam_core.options import Options
 
+from sam_lab.arms import parse
 from sam_lab.cli import LabError
-from sam_lab.engine_replay import arms
+from sam_lab.engine_replay.arms import fixed_switch
 from sam_lab.engine_replay.command import choose
 from sam_lab.plan.acceptance import KS, Acceptance, recorded
 from sam_lab.plan.cost import Cost, fitted, read_seconds
@@ -159,13 +160,16 @@ def _acceptance(batch: Batch) -> Acceptance:
     return recorded(answers, "group", {"min_prob": Options.min_prob})
 
 
-def _policy(arm: str, acceptance: Acceptance, slots: int, cost: Cost, batch: Batch) -> Policy | None:
-    if arm in ("plain", "off"):
+def _policy(name: str, acceptance: Acceptance, slots: int, cost: Cost, batch: Batch) -> Policy | None:
+    arm = parse(name)
+    if arm.asynchronous:
+        return None
+    if arm.method in ("plain", "off"):
         return Policy.off(slots)
-    if arm == "auto":
+    if arm.method == "auto":
         return acceptance.auto(slots, cost, tail_contexts([(len(p), len(a)) for p, a in batch], slots))
-    if arm.startswith("batch"):
-        k, threshold = arms.fixed_switch(arm)
+    if arm.method == "batch":
+        k, threshold = fixed_switch(arm)
         if k in KS:
             return acceptance.batch(slots, min(threshold, slots), k)
     return None

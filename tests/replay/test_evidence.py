@@ -87,16 +87,15 @@ def test_a_rollout_takes_the_steps_of_the_replay():
 
 
 def test_what_is_no_arm_is_refused():
-    bad = {"auto": "unknown arm", "batch:0/0/0/0": "never drafts", "auto:3/3/3/3": "auto takes one K"}
-    for arm, why in (bad | {"suffix[depht=3]:3": "suffix has no parameter depht"}).items():
-        with pytest.raises(LabError, match=why):
+    for arm in ("auto", "auto:3/3/3/3", "batch:0", "batch:3/0", "batch:3:8", "batch:3@async", "batch 3"):
+        with pytest.raises(LabError, match="unknown arm .*: choose from ngram:K, ngram:K/K/K/K, .*, auto:K, model:K, "):
             parse(arm)
 
 
 def test_a_schedule_limits_drafts_by_running_requests():
     arm = parse("batch[min_prob=0.02]:15/8/3/0")
     assert [arm.k(n) for n in (1, 8, 9, 32, 33, 128, 129)] == [15, 15, 8, 8, 3, 3, 0]
-    assert arm.parameters == {"min_prob": 0.02} and parse("suffix:8").lengths == (8,) * 4
+    assert arm.parameters == {"min_prob": 0.02} and parse("suffix:8").lengths == [8] * 4
     rows = [[1, 2, 3, 4, 5, 6] * 8] * 10
     for steps, _ in (roll_out(answers_of(*rows[:n]), make("batch:3/0/0/0", lambda: 0.0), 64) for n in (8, 9)):
         running, drafted = column(steps, "running"), column(steps, "drafted")
