@@ -21,7 +21,6 @@ COMMANDS = {
     "bench-asynchronous": ("sam_lab.bench.asynchronous", "measure drafts made one step late, against their targets"),
     "bench-sampler": ("sam_lab.bench.sampler", "measure verification and vllm-ascend's, against its targets"),
     "bench-host": ("sam_lab.standin.host", "measure the host time of steps with and without speculation"),
-    "bench-runners": ("sam_lab.standin.runners", "measure steps of vLLM's runners, synchronous and asynchronous"),
     "device-costs": ("sam_lab.standin.costs", "count what a device would wait for and run in a step"),
 }
 

@@ -69,13 +69,6 @@ def probability(text: str) -> float:
     return value
 
 
-def fold(text: str) -> tuple[int, int]:
-    number, folds = map(int, text.split("/"))
-    if not 0 <= number < folds or folds < 2:
-        raise ValueError
-    return number, folds
-
-
 # argparse says "invalid NAME value".
 positive.__name__, non_negative.__name__ = "positive number", "non-negative number"
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
@@ -15,9 +14,9 @@ from sam_core.console import Progress
 
 import sam_core
 from sam_lab import automaton, recordings, suffix_device
-from sam_lab.cli import LabError, Results, check_outputs, digest, fold, non_negative, positive, probability
+from sam_lab.cli import LabError, Results, check_outputs, digest, non_negative, positive, probability
 from sam_lab.drafters import SamDrafter
-from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED
+from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED, Scope
 from sam_lab.replay import Drafter, geometric_mean, replay
 
 DEFAULT_K = (3, 4, 8, 16)
@@ -45,10 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rule", nargs="+", metavar="RULE", help=rules)
     add("--sources", nargs="+", metavar="SOURCE", help="sources of drafts; default: the pool's")
     add("--min-prob", nargs="+", type=probability, metavar="P", help="end a draft at a probability below P")
-    add_corpus = parser.add_mutually_exclusive_group().add_argument
-    add_corpus("--corpus", type=Path, metavar="PATH", help="draft from this corpus too")
-    add_corpus("--corpus-from-others", action="store_true", help="draft from a corpus of the other folds' answers too")
-    add("--fold", type=fold, metavar="I/N", help="score only the prompts of fold I of the folds 0 .. N-1")
+    add("--corpus", type=Path, metavar="PATH", help="draft from this corpus too")
     add("--max-responses", type=positive, default=MAX_RESPONSES, metavar="N", help=f"default {MAX_RESPONSES}")
     add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=f"default {MAX_TOKENS}")
     add("--seed", type=non_negative, default=SEED, metavar="N", help=f"default {SEED}")
@@ -68,8 +64,6 @@ def drafter_of(options: dict[str, Any]) -> Drafter:
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError (LabError), or OSError for a file, before it prints anything."""
-    if args.corpus_from_others and not args.fold:
-        raise LabError("--corpus-from-others needs --fold I/N, which says whose answers are scored")
     check_outputs(args, "json")
     results = Results(args.json, args.resume)
     sizes = [(k, False) for k in args.k or (() if args.tree else DEFAULT_K)] + [(n, True) for n in args.tree or ()]
@@ -85,36 +79,30 @@ def run(args: argparse.Namespace) -> int:
         _try(options, sizes)
     settings = {
         "sam_core": sam_core.__version__,
-        "fold": "/".join(map(str, args.fold)) if args.fold else None,
-        "corpus": "others" if args.corpus_from_others else digest(args.corpus) if args.corpus else None,
+        "corpus": digest(args.corpus) if args.corpus else None,
         "max_responses": args.max_responses,
         "max_tokens": args.max_tokens,
         "seed": args.seed,
     }
-    data = [_Data(path, args) for path in args.files]
+    data = {path: _scopes(path, args) for path in args.files}
     progress, shown = Progress(), []
     print(TABLE.format("recording", "context", "draft", "tok/step", "drafted", "precision", "us/draft", "us/token", ""))
-    for of_file in data:
-        identity = settings | {"file": str(of_file.path), "data": digest(of_file.path)}
-        corpus = recordings.temporary_corpus(of_file.others) if args.corpus_from_others else contextlib.nullcontext()
-        with corpus as others:
-            extra = {"corpus": others} if others else {}
-            grid = itertools.product(of_file.scopes.items(), drafters, sizes)
-            for (context, scopes), options, (k, tree) in grid:
-                configuration = identity | {"context": context, "k": k, "tree": tree, "drafter": options}
-                result = results.find(configuration)
-                if result is None:
-                    total = sum(len(answer.response_ids) for scope in scopes for answer, scored in scope if scored)
-                    name = f"{of_file.path.name} {context} {'n' if tree else 'k'}={k}"
+    for path, by_context in data.items():
+        identity = settings | {"file": str(path), "data": digest(path)}
+        for (context, scopes), options, (k, tree) in itertools.product(by_context.items(), drafters, sizes):
+            configuration = identity | {"context": context, "k": k, "tree": tree, "drafter": options}
+            result = results.find(configuration)
+            if result is None:
+                total = sum(len(answer.response_ids) for scope in scopes for answer, scored in scope if scored)
+                name = f"{path.name} {context} {'n' if tree else 'k'}={k}"
 
-                    def show(done: int, name: str = name, total: int = total) -> None:
-                        progress.show(f"{name}: {done:,} of {total:,} tokens")
+                def show(done: int, name: str = name, total: int = total) -> None:
+                    progress.show(f"{name}: {done:,} of {total:,} tokens")
 
-                    drafter = drafter_of(options | extra)
-                    result = results.add(configuration | replay(drafter, scopes, context, k, tree, show))
-                progress.clear()
-                shown.append(result)
-                print(_row(result), flush=True)
+                result = results.add(configuration | replay(drafter_of(options), scopes, context, k, tree, show))
+            progress.clear()
+            shown.append(result)
+            print(_row(result), flush=True)
     if len(args.files) > 1:
         _print_means(shown)
     return 0
@@ -130,23 +118,13 @@ def _try(options: dict[str, Any], sizes: list[tuple[int, bool]]) -> None:
         drafter.propose_tree_many([0], k) if tree else drafter.propose_many([0], k)
 
 
-class _Data:
-    """The replayed part of a recording: scopes by context. others: the tokens of the other folds' answers."""
-
-    def __init__(self, path: Path, args: argparse.Namespace) -> None:
-        self.path = path
-        others: list[recordings.Answer] = []
-        answers = recordings.read_answers(path)
-        if args.fold:
-            answers, others = recordings.split_fold(answers, args.fold)
-        if not answers or (args.corpus_from_others and not others):
-            raise LabError(f"{path} has too few prompts for --fold {args.fold[0]}/{args.fold[1]}: use fewer folds")
-        self.others = [answer.response_ids for answer in others]
-        limits = args.max_responses, args.max_tokens, args.seed
-        try:
-            self.scopes = {context: recordings.make_scopes(answers, context, *limits) for context in args.context}
-        except LabError as error:
-            raise LabError(f"{path}: {error}") from None
+def _scopes(path: Path, args: argparse.Namespace) -> dict[str, list[Scope]]:
+    """The replayed part of a recording, by context."""
+    answers, limits = recordings.read_answers(path), (args.max_responses, args.max_tokens, args.seed)
+    try:
+        return {context: recordings.make_scopes(answers, context, *limits) for context in args.context}
+    except LabError as error:
+        raise LabError(f"{path}: {error}") from None
 
 
 def _row(result: dict[str, Any]) -> str:

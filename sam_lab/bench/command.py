@@ -50,10 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises LabError."""
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LabError(f"--out: {error}") from None
+    args.out.mkdir(parents=True, exist_ok=True)
     progress = Progress()
     texts = RecordedTexts(args.data)
     targets = Targets(args.targets)

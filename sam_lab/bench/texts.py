@@ -2,13 +2,12 @@
 """The recordings that the benchmark reads from a folder."""
 
 import random
-import re
 from pathlib import Path
 
 import numpy as np
 
 from sam_lab.cli import LabError
-from sam_lab.recordings import DATA, Answer, parse_answer, read_answers, read_records
+from sam_lab.recordings import DATA, Answer, read_answers
 
 LONG = ("math-long-groups", "math-cot-groups8")
 """Sets of groups for the text of the timings; the first one in the folder is used."""
@@ -29,14 +28,8 @@ class RecordedTexts:
         self.folder, self.names = folder, sorted(self.files)
 
     def answers(self, name: str) -> list[Answer]:
-        """The answers of a set; those of rl-rollouts-qwen3b may have their epoch in the name of the model alone."""
-        if not name.startswith("rl-"):
-            return read_answers(self.files[name])
-        rows = (
-            (where, row if "epoch" in row else row | {"epoch": checkpoint(row["model"])})
-            for where, row in read_records(self.files[name])
-        )
-        return [answer for where, row in rows if (answer := parse_answer(row, where))]
+        """The answers of a set."""
+        return read_answers(self.files[name])
 
     def ordinary(self, rows: int, size: int) -> tuple[np.ndarray, str]:
         """A table int32 [rows, size] of recorded answers one after another, and a remark. SIBLINGS rows answer the same
@@ -76,12 +69,6 @@ class RecordedTexts:
                 if total >= size:
                     break
         return chosen, "recorded answers" + (", repeated with changes" if len(chosen) > len(texts) else "")
-
-
-def checkpoint(model: str) -> int:
-    """The training step of a model of the set rl-rollouts-qwen3b, by its name."""
-    step = re.search(r"_(\d+)$", model)
-    return int(step[1]) if step else 0 if model == "Qwen2.5-3B-Instruct" else 500
 
 
 def periodic(rows: int, size: int, period: int) -> np.ndarray:

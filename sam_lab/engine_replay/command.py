@@ -28,11 +28,10 @@ from sam_lab.arms import Arm, parse
 from sam_lab.cli import LabError, non_negative, positive
 from sam_lab.engine_replay import arms
 from sam_lab.engine_replay.report import report
-from sam_lab.recordings import PARTS, Answer, read_answers, split
+from sam_lab.recordings import PARTS, read_answers, split
 
 TINY = Shape(2, 64, 2, 1, 32, 128, tied=True)
 """For tests; its times stand for no real model."""
-RANDOM = "random"
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process
     "NUMBA_NUM_THREADS": "1",  # ngram's numba sets torch's number of threads otherwise
@@ -95,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "answers",
         nargs="+",
         metavar="FILE",
-        help=f"a recording (see `python -m sam_lab replay --help`), or {RANDOM!r}: noise; batches of several alternate",
+        help="a recording, see `python -m sam_lab replay --help`; batches of several alternate",
     )
     add("--part", choices=PARTS, help="only the prompts that `evidence` tunes on or tests with; default: all")
     shapes = [name for name, shape in SHAPES.items() if not shape.nets]
@@ -148,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
         args.arms = [form.replace("K", "3") for form in forms if not form.endswith(("THRESHOLD", "@async"))]
     asynchronous = ["plain@async"] if any(parse(name, forms).asynchronous for name in args.arms) else []
     named = {name: parse(name, forms) for name in [args.against, *asynchronous, *args.arms]}
-    sets = [noise(args) if file == RANDOM else choose(file, args) for file in args.answers]
+    sets = [choose(file, args) for file in args.answers]
     batches = [batch for turn in zip(*sets, strict=True) for batch in turn]
     folders = [args.out / Path(file).name.split(".")[0] for file in args.answers] if len(sets) > 1 else [args.out]
     if len(set(folders)) < len(folders):
@@ -228,14 +227,11 @@ class Records:
         self._take(record | {"learned": learned})
 
 
-def answers_of(file: str, part: str | None) -> list[Answer]:
-    answers = read_answers(Path(file))
-    return split(answers)[part] if part else answers
-
-
 def choose(file: str, args: argparse.Namespace) -> list[list[tuple[list[int], list[int]]]]:
     """Batches of groups, in an order that the seed determines; raises LabError if there are too few groups."""
-    answers = answers_of(file, args.part)
+    answers = read_answers(Path(file))
+    if args.part:
+        answers = split(answers)[args.part]
     groups = defaultdict(list)
     for answer in answers:
         groups[answer.group].append(answer)
@@ -252,20 +248,6 @@ def choose(file: str, args: argparse.Namespace) -> list[list[tuple[list[int], li
         chosen = (answer for group in full[i : i + args.groups] for answer in group)
         batches.append([(list(answer.prompt_ids), list(answer.response_ids)[: args.tokens]) for answer in chosen])
     return batches
-
-
-def noise(args: argparse.Namespace) -> list[list[tuple[list[int], list[int]]]]:
-    """Batches of random tokens, which no drafter can predict, with the lengths of a rollout's tail."""
-    draw = random.Random(args.seed)
-
-    def tokens(n: int) -> list[int]:
-        return [draw.randrange(100_000) for _ in range(n)]
-
-    count = args.groups * args.per_group
-    return [
-        [(tokens(64), tokens(max(1, round(args.tokens * ((i + 1) / count) ** 2)))) for i in range(count)]
-        for _ in range(args.batches + args.learn)
-    ]
 
 
 def shape_of(args: argparse.Namespace) -> Shape:

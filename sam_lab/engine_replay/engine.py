@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +81,6 @@ class ForcedEngine(Forced):
         runner._sample = self._timed("sample_s", runner._sample)
         if self.k:
             runner.propose_draft_token_ids = self._timed("draft_s", runner.propose_draft_token_ids)
-
-    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            start = self.clock()
-            result = function(*args, **kwargs)
-            self._now[name] += self.clock() - start
-            return result
-
-        return call
 
     def use(self, method: str, drafter: Any) -> None:
         """Let the next runs draft with this object, as the method with this name in vLLM."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +95,4 @@ class ForcedEngine2(Forced):
         if runner.speculator is not None:
             for name in ("update_requests", "propose"):
                 if of := getattr(runner.speculator, name, None):
-                    setattr(runner.speculator, name, self._timed(of))
-
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = self.clock()
-            result = function(*args, **kwargs)
-            if self._now:
-                self._now["draft_s"] += self.clock() - start
-            return result
-
-        return timed
+                    setattr(runner.speculator, name, self._timed("draft_s", of))

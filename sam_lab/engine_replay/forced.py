@@ -115,6 +115,18 @@ class Forced:
         self._now: dict[str, Any] = {}
         self._runs = 0
 
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose seconds are added to the record of the step, if there is one."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = self.clock()
+            result = function(*args, **kwargs)
+            if self._now:
+                self._now[name] += self.clock() - start
+            return result
+
+        return timed
+
     def _copied(self, array: torch.Tensor) -> torch.Tensor:
         """A copy on the runner's device. The host does not wait, as that would show work that would else be hidden."""
         return array if self._on_cpu else array.pin_memory().to(self.runner.device, non_blocking=True)

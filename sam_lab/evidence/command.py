@@ -17,7 +17,7 @@ from sam_core.files import write_json
 
 import sam_core
 from sam_lab import figures
-from sam_lab.cli import LabError, check_outputs, digest, positive
+from sam_lab.cli import LabError, digest, positive, probability
 from sam_lab.evidence import data, report, tuning
 from sam_lab.evidence.arms import PEERS, check
 from sam_lab.evidence.devices import EXPENSIVE, MEASURED, NAMES, STEPS, VERIFY, Device
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--drafter", choices=KINDS, metavar="KIND", help=f"simulate one of the model's: {', '.join(KINDS)}")
     add(
         "--correlation",
-        type=float,
+        type=probability,
         default=0.0,
         metavar="X",
         help="of its accepted tokens with the texts' (%(default)s)",
@@ -110,24 +110,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--without", nargs="+", choices=PEERS, default=[], metavar="METHOD", help="leave these out")
     add("--processes", type=positive, default=os.cpu_count(), metavar="N", help="default: one a processor")
     add("--out", type=Path, default=Path("outputs/evidence"), metavar="DIR", help="default: outputs/evidence")
-    add(
-        "--picture",
-        type=Path,
-        metavar="OUT",
-        help="draw tokens per second by requests running here; default: OUT/evidence.png",
-    )
     add("--resume", action="store_true", help="keep the rollouts that OUT has from the same settings")
 
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
-    check_outputs(args, "picture")
     if args.tokens < 3:
         raise LabError(f"--tokens must be 3 or more, got {args.tokens}: of a shorter answer no draft can be accepted")
     if not args.verify >= 0:
         raise LabError(f"--verify must be 0 or more, got {args.verify}")
-    if not 0 <= args.correlation <= 1:
-        raise LabError(f"--correlation must be 0 to 1, got {args.correlation}")
     if args.correlation and not args.drafter:
         raise LabError("--correlation needs a --drafter")
     check(method for method in PEERS if method not in args.without)
@@ -144,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     write_json(args.out / "evidence.json", result)
     report.show(result)
     if figures.can_draw():
-        report.draw(result, args.picture or args.out / "evidence.png")
+        report.draw(result, args.out / "evidence.png")
     print(f"results: {args.out}")
     silent = [row for row in result["rows"] if row["accepted"] is None]
     for row in silent:

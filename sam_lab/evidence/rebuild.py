@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab rebuild`: full recordings from public repositories, of the shipped sets and of conversations."""
+"""`python -m sam_lab rebuild`: full recordings from public repositories, of the shipped sets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import http.client
 import json
+import re
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any, NamedTuple
 from sam_core.console import Progress
 from sam_core.files import replacing
 
-from sam_lab.bench.texts import checkpoint
 from sam_lab.cli import LabError
 from sam_lab.evidence.data import FOLDER
 from sam_lab.recordings import read_records
@@ -32,15 +32,14 @@ SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}
 
 
 class Row(NamedTuple):
-    """One answer, as text. A conversation's has several parts: generated, given, generated and so on."""
+    """One answer, as text."""
 
     prompt_id: str
     group: str
     model: str
     prompt: str
-    answer: str | list[str]
+    answer: str
     epoch: int | None = None
-    reward: float | None = None
 
 
 EPILOG = """\
@@ -49,8 +48,7 @@ OUT/SET.jsonl.gz with all its answers. Files that DIR has are not downloaded. Ev
 rebuilt ones, token for token. A file that cannot be had is named, its set is not written, the others are, and the exit
 status is 1.
 
-Answers of `rl` have `epoch`, the checkpoint's step, and `reward`. `turns`, of which nothing is shipped, has
-conversations with `turns`, `epoch`, which is the trial, and `reward`.
+Answers of `rl` have `epoch`, the checkpoint's step.
 
 The tokenizer is Qwen's: the file qwen.tiktoken of the PyPI package dashscope 2.0.2. Needs the package tiktoken, which
 .venvs/vllm-0.23 has.
@@ -112,16 +110,9 @@ def recorded(row: Row, encode: Callable[[str], list[int]]) -> dict[str, Any]:
     kept = {
         name: value for name, value in row._asdict().items() if value is not None and name not in ("prompt", "answer")
     }
-    ids: list[int] = []
-    turns = []
-    for number, part in enumerate([row.answer] if isinstance(row.answer, str) else row.answer):
-        first = len(ids)
-        ids += encode(part)
-        if number % 2 == 0:
-            turns.append([first, len(ids)])
+    ids = encode(row.answer)
     words = ids[:-1] if ids[-1:] == [SPECIAL["<|im_end|>"]] else ids
-    answer = {"prompt_ids": encode(row.prompt), "response_ids": ids, "tail_rep": tail_repetitions(words)}
-    return kept | answer | ({"turns": turns} if len(turns) > 1 else {})
+    return kept | {"prompt_ids": encode(row.prompt), "response_ids": ids, "tail_rep": tail_repetitions(words)}
 
 
 def tail_repetitions(ids: list[int], max_period: int = 16) -> int:
@@ -204,9 +195,14 @@ def _reasoning_gym(content: bytes, path: str) -> Iterator[Row]:
                         model,
                         _chat(question),
                         _ended(completion["full_model_response"].strip("\n")),
-                        checkpoint(model),
-                        completion["score"],
+                        _checkpoint(model),
                     )
+
+
+def _checkpoint(model: str) -> int:
+    """The training step of a model, by its name."""
+    step = re.search(r"_(\d+)$", model)
+    return int(step[1]) if step else 0 if model == "Qwen2.5-3B-Instruct" else 500
 
 
 def _queries(content: bytes, path: str) -> Iterator[Row]:
@@ -236,34 +232,6 @@ def _code(content: bytes, path: str) -> Iterator[Row]:
             yield Row(f"humaneval/{number}", f"humaneval/{number}", "codegen-16B-mono", record["prompt"], sample)
 
 
-def _tau_bench(content: bytes, path: str) -> Iterator[Row]:
-    """Trials of a task; their prompt is the policy and what the user says first, which differs from trial to trial."""
-    model, _, domain = Path(path).stem.rpartition("-")
-    for trial in json.loads(content):
-        system, user, *messages = trial["traj"]
-        parts = [""]
-        for message in messages:
-            if message["role"] == "assistant":
-                parts[-1] += "<|im_start|>assistant\n" if len(parts) > 1 else ""
-                parts += [_ended(_said(message)), "\n"]
-            else:
-                said = message["content"]
-                if message["role"] == "tool":
-                    said = f"<tool_response>\n{said}\n</tool_response>"
-                parts[-1] += f"<|im_start|>user\n{_ended(said)}\n"
-        name = f"tau/{domain}/{trial['task_id']}"
-        prompt = _chat(user["content"], system["content"])
-        yield Row(name, name, model, prompt, parts[1:-1], trial["trial"], trial["reward"])
-
-
-def _said(message: dict[str, Any]) -> str:
-    """What the model generated: its words, and the calls of tools as Qwen writes them."""
-    calls = [call["function"] for call in message.get("tool_calls") or []]
-    texts = [json.dumps({"name": call["name"], "arguments": json.loads(call["arguments"])}) for call in calls]
-    words = [message["content"]] if message["content"] else []
-    return "\n".join([*words, *(f"<tool_call>\n{text}\n</tool_call>" for text in texts)])
-
-
 def _ended(answer: str) -> str:
     return f"{answer}<|im_end|>"
 
@@ -274,5 +242,4 @@ PARSERS: dict[str, Callable[[bytes, str], Iterator[Row]]] = {
     "cpldcpu/LRMTokenEconomy": _queries,
     "hkust-nlp/simpleRL-reason": _simple_rl,
     "microsoft/CodeT": _code,
-    "sierra-research/tau-bench": _tau_bench,
 }

@@ -50,7 +50,7 @@ class Trace:
     """Stretches of equal steps.
 
     start, seconds, steps: of each stretch. running: [stretch, ranks], running requests.
-    emitted, drafted: tokens and draft tokens of each stretch.
+    emitted: tokens of each stretch.
     """
 
     start: list[float] = field(default_factory=list)
@@ -58,7 +58,6 @@ class Trace:
     steps: list[int] = field(default_factory=list)
     running: list[npt.NDArray[np.int64]] = field(default_factory=list)
     emitted: list[float] = field(default_factory=list)
-    drafted: list[float] = field(default_factory=list)
     ended: dict[tuple[int, int], float] = field(default_factory=dict)  # (rank, request): when
     preempted: int = 0
 
@@ -218,12 +217,11 @@ class Engines:
         growth, nothing = rate.sum(axis=1), np.zeros(len(running))
         if drafted is None:
             seconds = cost.stretch(steps, running, context, growth, nothing, nothing)
-            rows = nothing
         else:
-            rows = drafted.sum(axis=1)
+            rows = running + drafted.sum(axis=1)
             draft_context = (drafted * (self.prompt + self.position)).sum(axis=1)
             draft_growth = (drafted * rate).sum(axis=1)
-            seconds = cost.stretch(steps, running + rows, context, growth, draft_context, draft_growth, share)
+            seconds = cost.stretch(steps, rows, context, growth, draft_context, draft_growth, share)
         seconds, self.reading = self.reading + seconds, 0.0
         before, self.position = self.position, np.minimum(self.position + rate * steps, self.length)
         trace = self.trace
@@ -232,7 +230,6 @@ class Engines:
         trace.steps.append(steps)
         trace.running.append(running)
         trace.emitted.append(float((self.position - before).sum()))
-        trace.drafted.append(float(rows.sum()) * steps)
         self.clock += seconds
         over = (rate > 0) & (self.length - self.position <= DONE)
         for rank, slot in np.argwhere(over).tolist():

@@ -103,7 +103,7 @@ def test_a_wrong_answer_and_an_arm_that_is_silent_are_named(tmp_path, capsys):
         ([FIXTURE, "--arms", "fast"], "unknown arm 'fast'"),
         ([FIXTURE, "--arms", "ngram@async"], "unknown arm 'ngram@async': choose from plain, off, ngram, "),
         ([FIXTURE, "--batches", "5000"], "are needed: lower --batches"),
-        (["random", "--groups", "0"], "argument --groups: invalid positive number value: '0'"),
+        ([FIXTURE, "--groups", "0"], "argument --groups: invalid positive number value: '0'"),
         ([FIXTURE, "--part", "dev", "--groups", "50"], "has 11 groups"),
     ],
 )
