@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import sys
 
-from sam_lab import cli
+from llm_rl.errors import UserError
+from sam_core import console
 
 COMMANDS = {
     "plan": ("sam_lab.plan.command", "predict a recipe's rollout without and with SAM"),
@@ -26,7 +29,29 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    return cli.main("sam_lab", __doc__.partition(": ")[2], COMMANDS, argv)
+    """Run a command and return its exit status.
+
+    Its module has `add_arguments(parser)`, `run(args)` and perhaps EPILOG; only that of the command called is imported.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    top = argparse.ArgumentParser(prog="python -m sam_lab", description=__doc__.partition(": ")[2])
+    parsers = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    for name, (module, text) in COMMANDS.items():
+        parser = parsers.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if argv and argv[0] == name:
+            try:
+                command = importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                top.error(f"{name} needs the package {error.name}, which is not installed in this environment")
+            parser.description = (command.__doc__ or "").partition(": ")[2]
+            parser.epilog = getattr(command, "EPILOG", None)
+            command.add_arguments(parser)
+            parser.set_defaults(run=command.run)
+    try:
+        return console.run(top.parse_args(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

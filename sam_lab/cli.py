@@ -1,51 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share: the command line, types of arguments, and results that a later run continues."""
+"""What the commands share: types of arguments, and results that a later run continues."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import json
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sam_core.files import check_output, write_json
 
-from llm_rl.errors import UserError
-from sam_core import console
-
 
 class LabError(ValueError):
     """What is wrong with the input: one sentence for the user."""
-
-
-def main(prog: str, description: str, commands: Mapping[str, tuple[str, str]], argv: list[str] | None = None) -> int:
-    """Run one of `commands`, name -> (module, help), and return its exit status.
-
-    A module has `add_arguments(parser)`, `run(args)` and perhaps EPILOG; only that of the command called is imported.
-    """
-    argv = sys.argv[1:] if argv is None else argv
-    top = argparse.ArgumentParser(prog=f"python -m {prog}", description=description)
-    parsers = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for name, (module, text) in commands.items():
-        parser = parsers.add_parser(name, help=text)
-        if argv and argv[0] == name:
-            try:
-                command = importlib.import_module(module)
-            except ModuleNotFoundError as error:
-                top.error(f"{name} needs the package {error.name}, which is not installed in this environment")
-            command.add_arguments(parser)
-            if hasattr(command, "EPILOG"):
-                parser.epilog, parser.formatter_class = command.EPILOG, argparse.RawDescriptionHelpFormatter
-            parser.set_defaults(run=command.run)
-    try:
-        return console.run(top.parse_args(argv))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
 
 
 def positive(text: str) -> int:

@@ -22,7 +22,6 @@ from sam_lab.cli import LabError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Write a recording for `python -m sam_lab replay` from rollout dumps or a run's folder."
     parser.add_argument("source", type=Path, metavar="DIR", help="a rollout_data_dir of verl, or a run's folder")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the .jsonl file to write")
     parser.add_argument("--tokenizer", metavar="DIR", help="for rollout dumps: the model's folder")

@@ -34,7 +34,6 @@ ROW = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Score drafting rules on recorded answers: tokens per step that they would have gained."
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a recording, see below")
     add("--context", nargs="+", choices=CONTEXTS, default=["request", "group"], help="default: request group")

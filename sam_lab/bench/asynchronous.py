@@ -20,11 +20,10 @@ from typing import Any
 
 import torch
 from sam_core.console import Progress
-from sam_core.files import write_json
 
 from sam_lab.bench.late import EarlyDrafter, LateDrafter
 from sam_lab.bench.peers.suffix_gpu import SuffixGpuDrafter
-from sam_lab.bench.rows import Figure, Row, as_json, machine, missed, table
+from sam_lab.bench.rows import Figure, Row, finish, machine
 from sam_lab.bench.texts import SIBLINGS, RecordedTexts
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import DATA, Scope, make_scopes
@@ -203,7 +202,6 @@ def cost(texts: RecordedTexts, batch: int, k: int, tokens: int, steps: int) -> l
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__.partition(": ")[2]
     add = parser.add_argument
     out = Path("outputs/bench-asynchronous")
     add("--out", type=Path, default=out, metavar="OUT", help=f"default: {out}")
@@ -233,11 +231,5 @@ def run(args: argparse.Namespace) -> int:
         progress.show(f"cost of {batch} requests")
         rows += cost(texts, batch, k, tokens, steps)
     progress.clear()
-    print(table(rows))
     record = {"machine": machine() | {"torch": torch.__version__}, "quick": args.quick, "answers": str(args.data)}
-    write_json(
-        args.out / "bench-asynchronous.json", record | {"acceptance": found, "rows": [as_json(row) for row in rows]}
-    )
-    print(f"\n{args.out}/bench-asynchronous.json")
-    print(missed(rows))
-    return 0 if all(row.met for row in rows) else 1
+    return finish(rows, args.out, "bench-asynchronous", record | {"acceptance": found})

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 from sam_core.console import Progress
-from sam_core.files import write_json
 
 import sam_core
 from sam_lab.bench import acceptance, cost, pressure
-from sam_lab.bench.rows import TARGETS, Row, Targets, as_json, machine, missed, table
+from sam_lab.bench.rows import TARGETS, Row, Targets, finish, machine
 from sam_lab.bench.texts import RecordedTexts
 from sam_lab.cli import LabError
 from sam_lab.recordings import DATA
@@ -28,7 +27,6 @@ missed or a row failed, with 2 when the targets do not fit the rows, with 0 othe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__.partition(": ")[2]
     add = parser.add_argument
     add("--out", type=Path, default=Path("outputs/bench"), metavar="OUT", help="default: outputs/bench")
     add(
@@ -74,18 +72,14 @@ def run(args: argparse.Namespace) -> int:
     progress.clear()
     print(f"text of the timings: {costs.remark}; answers: {args.data}")
     print("empty calls, us: " + ", ".join(f"{name} {us:.2f}" for name, us in costs.details["empty_call_us"].items()))
-    print(table(rows))
     measured = [task._asdict() | {"sets": by_set} for task, by_set in accepted.figures.items()]
     record = {
         "machine": machine() | {"numpy": np.__version__, "sam_core": sam_core.__version__},
         "quick": args.quick,
-        "rows": [as_json(row) for row in rows],
+        "details": costs.details,
+        "acceptance": measured,
     }
-    write_json(args.out / "bench.json", record | {"details": costs.details, "acceptance": measured})
-    bounded = [row for row in rows if row.bound is not None]
-    print(f"\n{sum(row.met for row in bounded)} of {len(bounded)} targets met; {args.out}/bench.json")
-    print(missed(rows))
-    return 0 if all(row.met for row in rows) else 1
+    return finish(rows, args.out, "bench", record)
 
 
 def wanted(bundle: list[Row], text: str) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from sam_core.files import write_json
 
 from sam_lab.cli import LabError
 
@@ -206,6 +207,16 @@ def as_json(row: Row) -> dict[str, Any]:
                 ratios[name] = peer.median / ours["median"]
     more = {"ours": ours, "peers": figures, "peer_to_ours": ratios, "held": row.value, "verdict": row.verdict}
     return dataclasses.asdict(dataclasses.replace(row, ours=None, peers={})) | more
+
+
+def finish(rows: list[Row], out: Path, name: str, record: dict[str, Any]) -> int:
+    """Print the table, write OUT/NAME.json, name what was missed; returns the exit status, 1 if anything was."""
+    print(table(rows))
+    write_json(out / f"{name}.json", record | {"rows": [as_json(row) for row in rows]})
+    bounded = [row for row in rows if row.bound is not None]
+    print(f"\n{sum(row.met for row in bounded)} of {len(bounded)} targets met; {out}/{name}.json")
+    print(missed(rows))
+    return 0 if all(row.met for row in rows) else 1
 
 
 def machine() -> dict[str, Any]:

@@ -19,14 +19,13 @@ from typing import Any
 import torch
 from sam_core.console import Progress
 from sam_core.engines.vllm.sampling import RequestNoise
-from sam_core.files import write_json
 from sam_core.noise import Noise
 from sam_core.seeds import request_key
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam_core import verify
 from sam_lab.bench.peers.source import need
-from sam_lab.bench.rows import Figure, Row, alternate, as_json, figure, machine, table
+from sam_lab.bench.rows import Figure, Row, alternate, figure, finish, machine
 from sam_lab.cli import LabError
 
 REPO = Path(__file__).resolve().parents[2]
@@ -198,7 +197,7 @@ class Case:
         return {"batch": self.batch, "ms": times, "operations": operations}
 
 
-def targets(measured: list[dict], device: torch.device) -> list[Row]:
+def targets(measured: list[dict]) -> list[Row]:
     """Rows of the table: our time, operations, waits and AICPU operators, and those of both releases."""
 
     def row(section: str, what: str, unit: str, better: str, bound: float, ours: float, peers: dict) -> Row:
@@ -265,7 +264,6 @@ def overview(measured: list[dict]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__.partition(": ")[2]
     add = parser.add_argument
     add("--out", type=Path, default=Path("outputs/bench-sampler"), metavar="OUT", help="default: outputs/bench-sampler")
     add("--quick", action="store_true", help="batches 1, 8 and 32 in 3 rounds: shows that all rows run")
@@ -284,15 +282,10 @@ def run(args: argparse.Namespace) -> int:
         progress.show(f"batch {batch}")
         measured.append(Case(batch, args.device, releases).measure(rounds))
     progress.clear()
-    rows = [noise_row(count, args.device) for count in (1, 64, 1024)] + targets(measured, args.device)
+    rows = [noise_row(count, args.device) for count in (1, 64, 1024)] + targets(measured)
     print(overview(measured))
-    print(table(rows))
     facts = machine() | {"torch": torch.__version__}
     if args.device.type == "cuda":
         facts["device"] = torch.cuda.get_device_name(args.device)
     record = {"machine": facts, "quick": args.quick, "vocabulary": V, "drafts": K}
-    record |= {"measured": measured, "rows": [as_json(row) for row in rows]}
-    write_json(args.out / "bench-sampler.json", record)
-    missed = [row for row in rows if not row.met]
-    print(f"\n{len(rows) - len(missed)} of {len(rows)} targets met; {args.out}/bench-sampler.json")
-    return 1 if missed else 0
+    return finish(rows, args.out, "bench-sampler", record | {"measured": measured})

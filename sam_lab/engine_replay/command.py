@@ -88,7 +88,6 @@ on one GPU with vLLM 0.32 or 0.33 and the plugin (docs/lab.md explains the outpu
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Let recorded answers drive the real engine, with and without speculation."
     add = parser.add_argument
     add(
         "answers",

@@ -70,7 +70,6 @@ Finished rollouts are kept in OUT/jobs: --resume continues an interrupted run, o
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Compare every way to speculate on recorded answers, with cost models of several devices."
     add = parser.add_argument
     add(
         "--sets",

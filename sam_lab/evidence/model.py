@@ -111,27 +111,25 @@ def ranks(found: Int32, rng: np.random.Generator) -> Float32:
 def found_by_texts(answers: Sequence[Answer], running: int, longest: int) -> Int32:
     """For each position of each text, how many tokens of a draft of at most `longest` from the texts are right in plain
     decoding; -1 if nothing is drafted there."""
-    notes = _Notes(longest, sum(len(answer.prompt_ids) + len(answer.response_ids) for answer in answers))
+    notes = _Notes(longest)
     roll_out(answers, notes, running)
     return notes.found
 
 
-class _Notes:
+class _Notes(Sam):
     """Drafts nothing, and records how many tokens would have been right."""
 
-    passes = 0
-
-    def __init__(self, longest: int, tokens: int) -> None:
+    def __init__(self, longest: int) -> None:
+        super().__init__(parse(f"batch:{longest}"), {"switch": "batch", "threshold": 1 << 20}, lambda: 0.0)
         self.longest = longest
-        self.sam = Sam(parse(f"batch:{longest}"), {"switch": "batch", "threshold": 1 << 20}, lambda: 0.0)
 
-    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
-        self.texts = np.pad(texts, ((0, 0), (0, self.longest)), constant_values=-1)
-        self.found: Int32 = np.full(texts.shape, -1, np.int32)
-        self.sam.begin(texts, prompts, groups)
+    def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+        super().begin(table, prompts, groups)
+        self.texts = np.pad(table, ((0, 0), (0, self.longest)), constant_values=-1)
+        self.found: Int32 = np.full(table.shape, -1, np.int32)
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
-        drafts = self.sam.draft(active, lengths, may_draft, num_tokens)
+        drafts = super().draft(active, lengths, may_draft, num_tokens)
         padded = np.array([draft + [-2] * (self.longest - len(draft)) for draft in drafts])
         index = np.array(active)
         same = padded == np.take_along_axis(self.texts[index], lengths[:, None] + np.arange(self.longest), 1)
@@ -139,9 +137,6 @@ class _Notes:
         inside = lengths < self.found.shape[1]
         self.found[index[inside], lengths[inside]] = right[inside]
         return [[] for _ in active]
-
-    def finish(self, ended: list[int]) -> None:
-        self.sam.finish(ended)
 
 
 class Longest:
@@ -152,7 +147,6 @@ class Longest:
     def __init__(self, arm: Arm) -> None:
         self.arm = arm
         self.pool = Pool(rule="newest", sources=("request", "group"))
-        self.rollouts = 0
 
     def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
         self.texts, self.prompts, self.groups = texts, prompts, groups

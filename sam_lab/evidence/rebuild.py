@@ -56,7 +56,6 @@ The tokenizer is Qwen's: the file qwen.tiktoken of the PyPI package dashscope 2.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Rebuild the full recordings of the shipped sets from their public sources."
     add = parser.add_argument
     add("out", type=Path, metavar="OUT", help="folder of the recordings")
     add("--ranks", type=Path, required=True, metavar="FILE", help="qwen.tiktoken")

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab papers`: the claims of SuffixDecoding, REST and GSD, measured on recorded answers."""
+"""`python -m sam_lab papers`: the claims of SuffixDecoding, REST and GSD, measured on recorded answers.
+
+Answers are decoded greedily by exact match, without a model; the methods know outputs for a recording's other prompts.
+Each line has tokens per step (or nodes per draft) of both sides, first the one that the paper calls better, and their
+quotient with its 95 % interval by bootstrap.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +24,6 @@ EPILOG = "\n".join(f"{name}\n\n{module.__doc__}" for name, module in PAPERS.item
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Measure the papers' claims. A recording's answers are decoded greedily by exact match, without a model; the "
-        "methods know outputs for its other prompts. Each line has tokens per step (or nodes per draft) of both sides, "
-        "first the one that the paper calls better, and their quotient with its 95 % interval by bootstrap."
-    )
     add = parser.add_argument
     add("files", nargs="*", type=Path, metavar="FILE", help="a recording; default: those of sam_lab/data/evidence")
     add("--paper", nargs="+", choices=PAPERS, default=list(PAPERS), metavar="NAME", help=", ".join(PAPERS))

@@ -421,7 +421,6 @@ def _rows(model: Model, fit: Fit) -> Iterator[dict[str, Any]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Fit the planner to the article's Qwen3-32B on 32 dies, and predict other published runs."
     add = parser.add_argument
     add("--draws", type=non_negative, default=10, metavar="N", help="worlds for the ranges (%(default)s)")
     add("--json", type=Path, metavar="OUT", help="write all figures here")

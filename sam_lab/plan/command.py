@@ -53,7 +53,6 @@ fitted to a replay x 0.95 to 1.05.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Predict rollout and step of a recipe without and with SAM, and the best threshold and k."
     add = parser.add_argument
     add("recipe", nargs="?", type=Path, help="a recipe's YAML, see llm_rl/qwen3")
     add("overrides", nargs="*", metavar="key=value", help="as for the recipe's script")

@@ -156,7 +156,6 @@ def sources(found: dict, kinds: tuple[str, ...] = ("wait", "AICPU", "unknown")) 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__.partition(": ")[2]
     parser.add_argument(
         "--batch", type=positive, nargs="+", default=[1, 8, 32], help="requests at a time (default 1 8 32)"
     )

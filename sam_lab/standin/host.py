@@ -184,7 +184,6 @@ def line(starts: list[dict[str, list[float]]], arm: str, batch: int) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__.partition(": ")[2]
     platforms = ["npu"] if OLD else ["npu", "cpu"]
     parser.add_argument("--platform", nargs="+", choices=platforms, default=platforms)
     parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS))

@@ -31,8 +31,6 @@ MIN_GAIN = 1.005
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run switch auto through random worlds, against an oracle that knows them."
-    parser.epilog = __doc__.partition("\n\n")[2]
     add = parser.add_argument
     add("--worlds", type=positive, default=1000, metavar="N", help="default 1000")
     add(
