@@ -2,12 +2,15 @@
 """Models, prompts and the reference engine; see ascend_engine for how engines of two platforms live side by side."""
 
 import json
+from pathlib import Path
 
 import pytest
 import tiny_qwen3
-from ascend_engine import HERE, MODULES, Engine, start
+from ascend_engine import MODULES, PATHS, Engine, start
 from started import started
 
+HERE = Path(__file__).resolve().parent
+PATHS.append(str(HERE.parent / "common"))
 MODULES.append("waits")
 
 

@@ -7,15 +7,16 @@ them.
 
 import functools
 import json
+from pathlib import Path
 
 import pytest
-from ascend_engine import HERE, OLD, start
+from ascend_engine import OLD, start
 from request_table import table
 
 pytestmark = pytest.mark.skipif(
     OLD, reason="vLLM 0.11 does not verify drafts where its core is in the caller's process"
 )
-PROGRAM = HERE.parent / "common" / "schedules.py"
+PROGRAM = Path(__file__).parents[1] / "common" / "schedules.py"
 SCHEDULES = {"cpu": 15, "npu": 2}
 """How many of them are run unless --schedules says so; over the stand-in one takes five times as long."""
 CASES = {"cpu": [], "npu": ["log-probabilities"]}

@@ -2,9 +2,10 @@
 """A patched engine without the package sam_core: it does what an unpatched one does, and says what it cannot."""
 
 import json
+from pathlib import Path
 
 import pytest
-from ascend_engine import HERE, OLD, start
+from ascend_engine import OLD, start
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
 NEEDS = "needs the package sam_core, which is not installed here: run ci/setup-env or `pip install ./sam_core`"
@@ -19,7 +20,7 @@ def test_an_engine_without_the_package(model, platform):
         {"speculative_config": {"method": "sam"}},
     ]
     here = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    words = [str(HERE / "without_sam_core.py"), str(model), json.dumps(asked)]
+    words = [str(Path(__file__).with_name("without_sam_core.py")), str(model), json.dumps(asked)]
     out, _ = start(platform, *words, environment=here).communicate()
     assert out, "without_sam_core.py failed: see its standard error"
     plain, ngram, seeded, sam = json.loads(out)

@@ -32,7 +32,8 @@ def train():
             overrides += ("verl.data.val_batch_size=5", f"verl.trainer.validation_data_dir={folder}/validation")
         program = launch.ROOT / "llm_rl" / "qwen3" / f"run_dapo_qwen3_{script}_cpu.sh"
         command = [program, *overrides, "--run-dir", folder]
-        path = [str(HERE / site), str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        path = [HERE / site, HERE.parent / "common", launch.ROOT / "testing" / "engines"]
+        path = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | variables
         result = subprocess.run(command, capture_output=True, text=True, env=env)
         assert result.returncode == 0, result.stdout + result.stderr

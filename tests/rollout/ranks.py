@@ -4,16 +4,14 @@
 import contextlib
 import json
 import select
-import sys
 from pathlib import Path
 from types import MappingProxyType
 
+import ascend_engine
 from ports import PORTS
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "ascend"))
-import ascend_engine  # noqa: E402
-
+ascend_engine.PATHS.append(str(HERE.parent / "common"))
 ascend_engine.MODULES += ["verl.workers.rollout.base", "verl.workers.config"]
 PATIENCE = 400
 """Seconds for an answer; ranks that have drifted apart wait for each other."""

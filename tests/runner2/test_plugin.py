@@ -28,7 +28,8 @@ RELEASE, FOUND = hooks.VLLM.compare(INSTALLED)
 
 def run(program, *args, **environment):
     """The output of a program in a process of its own, of this environment."""
-    path = [str(HERE / "interpreter"), str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [HERE / "interpreter", HERE.parent / "common", HERE.parents[1] / "testing" / "engines"]
+    path = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | environment
     done = subprocess.run([sys.executable, *program, *args], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

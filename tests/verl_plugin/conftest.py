@@ -32,7 +32,8 @@ import torch
 from omegaconf import OmegaConf
 
 TESTS = Path(__file__).resolve().parent.parent
-PATHS = [str(path) for path in (TESTS / "runner2" / "interpreter", TESTS / "common", TESTS.parent)]
+FOLDERS = (TESTS / "runner2" / "interpreter", TESTS / "common", TESTS.parent / "testing" / "engines", TESTS.parent)
+PATHS = [str(path) for path in FOLDERS]
 TINY = TESTS.parent / "llm_rl" / "qwen3" / "tiny"
 INSTALLED = Path(importlib.util.find_spec("verl").origin).parent
 RAN = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On PYTHONPATH with tests/common: the worker of a recipe's engine is a fork of the engine's process, which has
+"""On PYTHONPATH with testing/engines: the worker of a recipe's engine is a fork of the engine's process, which has
 imported vLLM already."""
 
 import sys

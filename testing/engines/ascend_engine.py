@@ -19,7 +19,9 @@ from ports import PORTS
 from llm_rl import forks
 
 HERE = Path(__file__).resolve().parent
-STANDIN = HERE.parents[1] / "testing"
+STANDIN = HERE.parent
+PATHS = [str(HERE)]
+"""Folders from which all processes import; tests add theirs."""
 VERSION = importlib.metadata.version("vllm_ascend").partition(".post")[0]  # also vLLM's
 OLD = VERSION == "0.11.0"
 DECODE = "_npu_paged_attention" if OLD else "npu_fused_infer_attention_score"  # the operator for one token a request
@@ -42,12 +44,6 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_USE_AOT_COMPILE": "0",
 }
-FOR_ALL = (
-    "VLLM_ALLOW_INSECURE_SERIALIZATION",
-    "VLLM_ENABLE_V1_MULTIPROCESSING",
-    "VLLM_LOGGING_LEVEL",
-    "VLLM_NO_USAGE_STATS",
-)
 
 
 def start(platform, *arguments, environment=MappingProxyType({})):
@@ -59,7 +55,7 @@ def start(platform, *arguments, environment=MappingProxyType({})):
 @functools.cache
 def python(platform):
     """The program of a platform's processes. They have imported MODULES, and what an engine's processes do."""
-    imported = {"cpu": MODELS, "gpu": []}.get(platform, [*MODELS, *WORKER, "vllm_ascend.patch.worker"])
+    imported = MODELS if platform == "cpu" else [*MODELS, *WORKER, "vllm_ascend.patch.worker"]
     stack = contextlib.ExitStack()
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sam-forks-")))
     stack.enter_context(forks.server(folder, [*MODULES, *imported], variables(platform)))
@@ -68,11 +64,8 @@ def python(platform):
 
 
 def variables(platform):
-    path = [str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "VLLM_PLUGINS": ""}
-    if platform == "gpu":
-        return environment | {name: ENVIRONMENT[name] for name in FOR_ALL}
-    environment |= ENVIRONMENT
+    path = [*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "VLLM_PLUGINS": "", **ENVIRONMENT}
     if platform != "cpu":
         environment |= {"PYTHONPATH": os.pathsep.join([str(STANDIN), *path]), "VLLM_VERSION": VERSION}
         del environment["VLLM_PLUGINS"]
@@ -128,7 +121,7 @@ class Engine:
             environment["VLLM_PORT"] = str(next(PORTS))
         words = [str(HERE / "engine_server.py"), front_end, json.dumps(settings)]
         self.process = start(platform, *words, environment=environment)
-        self.platform = {"cpu": "CpuPlatform", "gpu": "NvmlCudaPlatform"}.get(platform, "NPUPlatform")
+        self.platform = "CpuPlatform" if platform == "cpu" else "NPUPlatform"
         self.up = False
 
     def answer(self):
