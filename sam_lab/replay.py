@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,8 +32,8 @@ RESAMPLES = 2000
 class Drafter(Protocol):
     """The interface of a drafter in a replay. The caller numbers the requests.
 
-    It may also have `drop(group)`, called when a group's last request has ended, and `by_source()`, whose dict joins
-    the figures.
+    It may also have `drop(group)`, called when a group's last request has ended, `settle()`, called after each answer
+    that is not scored, and `by_source()`, whose dict joins the figures.
     """
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
@@ -96,14 +96,10 @@ def accept_tree(tokens: Sequence[int], parents: Sequence[int], target: Sequence[
 
 
 class _Request:
-    __slots__ = ("at", "number", "prompt_id", "response")
+    __slots__ = ("at", "number", "prompt_id", "response", "scope")
 
-    def __init__(self, number: int, response: list[int], prompt_id: str) -> None:
-        self.number, self.response, self.prompt_id, self.at = number, response, prompt_id, 0
-
-    @property
-    def has_ended(self) -> bool:
-        return self.at >= len(self.response)
+    def __init__(self, number: int, response: list[int], prompt_id: str, scope: int) -> None:
+        self.number, self.response, self.prompt_id, self.scope, self.at = number, response, prompt_id, scope, 0
 
 
 def _bin(at: int) -> str:
@@ -148,54 +144,6 @@ class _Tally:
         }
 
 
-class _Batches:
-    """Batches of requests that draft together; sums over their steps are in `tally`. Arguments as for `replay`."""
-
-    def __init__(self, drafter: Drafter, k: int, tree: bool, by_prompt: Counts | None) -> None:
-        self.drafter, self.k, self.tree, self.by_prompt = drafter, k, tree, by_prompt
-        self.tally = _Tally()
-
-    def run(self, batch: list[_Request]) -> None:
-        """Replay requests that have started, until all have ended."""
-        self.tally.requests += len(batch)
-        while batch:
-            self._append(batch, [self._verify(*each) for each in zip(batch, self._draft(batch), strict=True)])
-            for request in batch:
-                if request.has_ended:
-                    self.drafter.finish(request.number)
-            batch = [request for request in batch if not request.has_ended]
-
-    def _draft(self, batch: list[_Request]) -> list[Tree]:
-        numbers = [request.number for request in batch]
-        start = time.perf_counter()
-        trees = self.drafter.propose_tree_many(numbers, self.k) if self.tree else []
-        chains = [] if self.tree else self.drafter.propose_many(numbers, self.k)
-        self.tally.draft_s += time.perf_counter() - start
-        return trees if self.tree else [(tokens, []) for tokens in chains]
-
-    def _verify(self, request: _Request, draft: Tree) -> list[int]:
-        """The tokens that a request emits in a step."""
-        tokens, parents = draft
-        if len(tokens) > self.k:
-            raise ValueError(f"the drafter returned {len(tokens)} tokens where at most {self.k} were asked for")
-        target, at = request.response, request.at
-        accepted = accept_tree(tokens, parents, target, at) if self.tree else accept_chain(tokens, target, at)
-        row = target[at : at + accepted + 1]
-        self.tally.add(at, len(tokens), accepted, len(row))
-        request.at += len(row)
-        if self.by_prompt is not None:
-            sums = self.by_prompt.setdefault(request.prompt_id, [0, 0])
-            sums[0] += len(row)
-            sums[1] += 1
-        return row
-
-    def _append(self, batch: list[_Request], rows: list[list[int]]) -> None:
-        numbers = [request.number for request in batch]
-        start = time.perf_counter()
-        self.drafter.append_many(numbers, rows)
-        self.tally.append_s += time.perf_counter() - start
-
-
 def replay(
     drafter: Drafter,
     scopes: Sequence[Scope],
@@ -204,6 +152,7 @@ def replay(
     tree: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
     by_prompt: Counts | None = None,
+    running: int = 1,
 ) -> dict[str, Any]:
     """Run one configuration and return its figures.
 
@@ -215,6 +164,7 @@ def replay(
         tree: draft trees.
         progress: called after each scope with the tokens replayed so far.
         by_prompt: where each prompt's tokens and steps are added.
+        running: start further scopes while fewer requests run; more than 1: all requests of a scope start together.
 
     Returns:
         tokens_per_step, proposed_per_step (drafted tokens per step), precision (accepted of the drafted tokens),
@@ -222,28 +172,83 @@ def replay(
         us_append_per_token (microseconds), bins (tokens per step by position in the answer, bins of 200 steps or more)
         and, where the drafter has it, by_source.
     """
-    batches = _Batches(drafter, k, tree, by_prompt)
-    numbers = itertools.count()
-    for scope_number, scope in enumerate(scopes):
-        group = None if context == "request" else f"g{scope_number}"
-        scored = []
-        for answer, is_scored in scope:
-            request = _Request(next(numbers), answer.response_ids.tolist(), answer.prompt_id)
-            if is_scored:
-                scored.append((request, answer.prompt_ids))
-                continue
-            drafter.start(request.number, answer.prompt_ids, group)
-            drafter.append_many([request.number], [request.response])
-            drafter.finish(request.number)
-        together = [scored] if context not in ("request", "sequential") else [[one] for one in scored]
-        for starting in together:
-            for request, prompt in starting:
-                drafter.start(request.number, prompt, group)
-            batches.run([request for request, _ in starting])
-        if group is not None and hasattr(drafter, "drop"):
-            drafter.drop(group)
-        progress(batches.tally.tokens)
-    figures = batches.tally.figures()
+    tally, clock = _Tally(), time.perf_counter
+
+    def draft(batch: list[_Request]) -> list[Tree]:
+        numbers = [request.number for request in batch]
+        start = clock()
+        trees = drafter.propose_tree_many(numbers, k) if tree else []
+        chains = [] if tree else drafter.propose_many(numbers, k)
+        tally.draft_s += clock() - start
+        return trees if tree else [(tokens, []) for tokens in chains]
+
+    def append(batch: list[_Request], rows: list[list[int]]) -> None:
+        numbers = [request.number for request in batch]
+        start = clock()
+        drafter.append_many(numbers, rows)
+        tally.append_s += clock() - start
+
+    def step(batch: list[_Request]) -> list[_Request]:
+        """Draft for all, then append to all; return those that go on."""
+        rows = []
+        for request, (tokens, parents) in zip(batch, draft(batch), strict=True):
+            if len(tokens) > k:
+                raise ValueError(f"the drafter returned {len(tokens)} tokens where at most {k} were asked for")
+            target, at = request.response, request.at
+            accepted = accept_tree(tokens, parents, target, at) if tree else accept_chain(tokens, target, at)
+            row = target[at : at + accepted + 1]
+            tally.add(at, len(tokens), accepted, len(row))
+            request.at += len(row)
+            rows.append(row)
+            if by_prompt is not None:
+                sums = by_prompt.setdefault(request.prompt_id, [0, 0])
+                sums[0] += len(row)
+                sums[1] += 1
+        append(batch, rows)
+        for request in batch:
+            if request.at >= len(request.response):
+                drafter.finish(request.number)
+                unfinished[request.scope] -= 1
+        for scope in [scope for scope, count in unfinished.items() if not count]:
+            del unfinished[scope]
+            if context != "request" and hasattr(drafter, "drop"):
+                drafter.drop(f"g{scope}")
+            progress(tally.tokens)
+        return [request for request in batch if request.at < len(request.response)]
+
+    def starts() -> Iterator[list[_Request]]:
+        """Start the requests of one scope after another; yields those that start together."""
+        numbers = itertools.count()
+        for number, scope in enumerate(scopes):
+            group = None if context == "request" else f"g{number}"
+            scored = []
+            for answer, is_scored in scope:
+                request = _Request(next(numbers), answer.response_ids.tolist(), answer.prompt_id, number)
+                if is_scored:
+                    scored.append((request, answer.prompt_ids))
+                    continue
+                drafter.start(request.number, answer.prompt_ids, group)
+                drafter.append_many([request.number], [request.response])
+                drafter.finish(request.number)
+                if hasattr(drafter, "settle"):
+                    drafter.settle()
+            unfinished[number] = len(scored)
+            one_by_one = running == 1 and context in ("request", "sequential")
+            for starting in [[one] for one in scored] if one_by_one else [scored]:
+                for request, prompt in starting:
+                    drafter.start(request.number, prompt, group)
+                tally.requests += len(starting)
+                yield [request for request, _ in starting]
+
+    unfinished: dict[int, int] = {}
+    waiting, batch = starts(), list[_Request]()
+    while True:
+        while len(batch) < running and (started := next(waiting, None)):
+            batch += started
+        if not batch:
+            break
+        batch = step(batch)
+    figures = tally.figures()
     if hasattr(drafter, "by_source"):
         figures["by_source"] = drafter.by_source()
     return figures

@@ -26,8 +26,8 @@ from sam_lab.bench.peers.suffix_gpu import SuffixGpuDrafter
 from sam_lab.bench.rows import Figure, Row, finish, machine
 from sam_lab.bench.texts import SIBLINGS, RecordedTexts
 from sam_lab.drafters import SamDrafter
-from sam_lab.recordings import DATA, Scope, make_scopes
-from sam_lab.replay import accept_chain, geometric_mean
+from sam_lab.recordings import DATA, make_scopes
+from sam_lab.replay import Drafter, geometric_mean, replay
 from sam_lab.workers import finished
 
 RUNNING = 64
@@ -47,64 +47,6 @@ HOST_MS = 4.0
 """Goal of the host's part of a step with 256 requests: the device's step takes tens of milliseconds."""
 
 
-class Replay:
-    """Steps, tokens and drafted tokens of a drafter on scopes, with at least RUNNING concurrent requests.
-
-    Siblings start together, after the answers of earlier epochs were added.
-    """
-
-    def __init__(self, drafter: SamDrafter | SuffixGpuDrafter, scopes: Sequence[Scope], context: str, k: int) -> None:
-        self.drafter, self.k = drafter, k
-        self.steps = self.tokens = self.proposed = self.max_running = 0
-        self.numbers = itertools.count()
-        self.running: dict[int, tuple[list[int], int]] = {}  # the answer of each request, and how much of it there is
-        self.open: dict[str, set[int]] = {}  # requests of each group
-        waiting = enumerate(scopes)
-        while True:
-            while len(self.running) < RUNNING and (entry := next(waiting, None)):
-                self.start(entry[1], None if context == "request" else f"g{entry[0]}")
-            if not self.running:
-                break
-            self.step()
-
-    def start(self, scope: Scope, group: str | None) -> None:
-        for answer, is_scored in scope:
-            request, response = next(self.numbers), answer.response_ids.tolist()
-            self.drafter.start(request, answer.prompt_ids, group)
-            if is_scored:
-                self.running[request] = response, 0
-                if group:
-                    self.open.setdefault(group, set()).add(request)
-                continue
-            self.drafter.append_many([request], [response])
-            self.drafter.finish(request)
-            if isinstance(self.drafter, LateDrafter):
-                self.drafter.settle()
-
-    def step(self) -> None:
-        requests, rows = list(self.running), []
-        self.max_running = max(self.max_running, len(requests))
-        for request, draft in zip(requests, self.drafter.propose_many(requests, self.k), strict=True):
-            response, at = self.running[request]
-            row = response[at : at + accept_chain(draft, response, at) + 1]
-            self.running[request] = response, at + len(row)
-            self.proposed += len(draft)
-            rows.append(row)
-        self.steps += len(rows)
-        self.tokens += sum(map(len, rows))
-        self.drafter.append_many(requests, rows)
-        for request in requests:
-            response, at = self.running[request]
-            if at == len(response):
-                self.drafter.finish(request)
-                del self.running[request]
-        for group, members in list(self.open.items()):
-            members &= self.running.keys()
-            if not members:
-                self.drafter.drop(group)
-                del self.open[group]
-
-
 def accept(folder: Path, name: str, context: str, k: int, limit: int, peer: bool) -> dict[str, Any]:
     """Tokens per step of the drafters on at least `limit` tokens of one set.
 
@@ -113,29 +55,20 @@ def accept(folder: Path, name: str, context: str, k: int, limit: int, peer: bool
     torch.set_num_threads(1)
     scopes = make_scopes(RecordedTexts(folder).answers(name), context, max_tokens=limit)
     longest = max(len(answer.prompt_ids) + len(answer.response_ids) for scope in scopes for answer, _ in scope)
-    late = Replay(LateDrafter(k, NUM_TEXTS, longest), scopes, context, k)
-    early, now = (Replay(drafter, scopes, context, k) for drafter in (EarlyDrafter(), SamDrafter()))
-    assert late.tokens == early.tokens == now.tokens
+    late = LateDrafter(k, NUM_TEXTS, longest)
+    drafters: dict[str, Drafter] = {"early": EarlyDrafter(), "late": late, "now": SamDrafter()}
+    found = {label: replay(drafter, scopes, context, k, running=RUNNING) for label, drafter in drafters.items()}
+    assert len({each["tokens"] for each in found.values()}) == 1
     on_few = {}
     if peer:
         few = make_scopes(RecordedTexts(folder).answers(name), context, max_tokens=min(limit, PEER_LIMIT))
-        drafters: dict[str, SamDrafter | SuffixGpuDrafter] = {
-            "late": LateDrafter(k, NUM_TEXTS, longest),
-            "suffix_gpu": SuffixGpuDrafter(k, NUM_TEXTS, longest),
-        }
-        replayed = {label: Replay(drafter, few, context, k) for label, drafter in drafters.items()}
-        on_few = {label: each.tokens / each.steps for label, each in replayed.items()}
-    return {
-        "set": name,
-        "context": context,
-        "k": k,
-        "early": early.tokens / early.steps,
-        "late": late.tokens / late.steps,
-        "now": now.tokens / now.steps,
-        "drafted_late": late.proposed / late.steps,
-        "drafted_now": now.proposed / now.steps,
-        "on_few": on_few,
-    }
+        makers: dict[str, Any] = {"late": LateDrafter, "suffix_gpu": SuffixGpuDrafter}
+        for label, make in makers.items():
+            each = replay(make(k, NUM_TEXTS, longest), few, context, k, running=RUNNING)
+            on_few[label] = each["tokens"] / each["steps"]
+    figures = {label: each["tokens"] / each["steps"] for label, each in found.items()}
+    drafted = {f"drafted_{label}": found[label]["proposed"] / found[label]["steps"] for label in ("late", "now")}
+    return {"set": name, "context": context, "k": k} | figures | drafted | {"on_few": on_few}
 
 
 def acceptance(found: Sequence[dict[str, Any]]) -> list[Row]:

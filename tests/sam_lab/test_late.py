@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from sam_lab import __main__ as lab
-from sam_lab.bench.asynchronous import Replay
 from sam_lab.bench.late import EarlyDrafter, LateDrafter
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import Answer
+from sam_lab.replay import replay
 
 
 def test_the_host_is_a_step_late():
@@ -31,6 +31,16 @@ def test_the_host_is_a_step_late():
     assert drafter.pool.stats()["appended"] == 5 and not drafter.requests
 
 
+class Crowd(SamDrafter):
+    """Notes how many requests run."""
+
+    most = 0
+
+    def propose_many(self, requests, k):
+        self.most = max(self.most, len(requests))
+        return super().propose_many(requests, k)
+
+
 def test_all_tokens_are_replayed_and_groups_end():
     rng = np.random.default_rng(0)
     scopes = []
@@ -39,12 +49,12 @@ def test_all_tokens_are_replayed_and_groups_end():
         answer = Answer(array("i", text[:5]), array("i", np.tile(text, 2)), f"{group}", f"{group}", None)
         scopes.append([(answer, True)] * 4)
     for context in ("request", "group"):
-        late, now = LateDrafter(4, 128, 200), SamDrafter()
-        found = [Replay(drafter, scopes, context, 4) for drafter in (late, now, EarlyDrafter())]
-        assert [each.tokens for each in found] == [20 * 4 * 160] * 3
-        assert all(each.max_running == 64 for each in found)
-        assert 0.8 < found[1].steps / found[0].steps < 1.5
-        assert 0.98 < found[1].steps / found[2].steps < 1.02 and found[1].steps != found[2].steps
+        late, now = LateDrafter(4, 128, 200), Crowd()
+        found = [replay(drafter, scopes, context, 4, running=64) for drafter in (late, now, EarlyDrafter())]
+        assert [each["tokens"] for each in found] == [20 * 4 * 160] * 3
+        steps = [each["steps"] for each in found]
+        assert now.most == 64 and 0.8 < steps[1] / steps[0] < 1.5
+        assert 0.98 < steps[1] / steps[2] < 1.02 and steps[1] != steps[2]
         late.settle()
         assert not late.requests and not late.slots and late.pool.stats()["groups"] == now.pool.stats()["groups"]
 
