@@ -70,32 +70,25 @@ def make(name: str, clock: Callable[[], float], model: Any = None, device: Devic
     model: the simulated ModelDrafter of methods that have one. device: whose costs suffix-device knows; None: it
     verifies all that it drafts.
     """
+    from sam_lab.evidence.model import Alone, Best, Either, Longest
+
     arm = parse(name)
-    if arm.method.startswith("model"):
-        return _make_with_model(arm, clock, model)
-    if arm.method == "ngram":
-        return Ngram(arm)
-    if arm.method == "suffix":
-        return Suffix(arm)
-    if arm.method == suffix_device.NAME:
-        return SuffixDevice(arm, device)
-    if arm.method == "auto":
-        return Sam(arm, {"switch": "auto"}, clock)
+    method, _, texts = arm.method.partition("+")
     sam: dict[str, Any] = {"switch": "batch", "threshold": 1 << 20, **arm.parameters}
-    if arm.method == "oldest":
-        sam |= {"rule": "oldest", "sources": ["request"]}
-    return Sam(arm, sam, clock)
-
-
-def _make_with_model(arm: Arm, clock: Callable[[], float], model: Any) -> Any:
-    from sam_lab.evidence.model import Alone, Best, Either, Longest, RatedDrafter
-
-    if arm.method == "model":
-        return Alone(arm, model)
-    if arm.method == "model+auto":
-        return Best(arm, model, clock)
-    texts: dict[str, Callable[[Arm], RatedDrafter]] = {"ngram": Ngram, "length": Longest, "suffix": Suffix}
-    return Either(arm, model, texts[arm.method.removeprefix("model+")](arm))
+    match texts or method:
+        case "model":
+            return Alone(arm, model)
+        case "auto":
+            return Best(arm, model, clock) if texts else Sam(arm, {"switch": "auto"}, clock)
+        case "oldest":
+            return Sam(arm, sam | {"rule": "oldest", "sources": ["request"]}, clock)
+        case "batch":
+            return Sam(arm, sam, clock)
+        case suffix_device.NAME:
+            return SuffixDevice(arm, device)
+    makers: dict[str, Callable[[Arm], Any]] = {"ngram": Ngram, "suffix": Suffix, "length": Longest}
+    drafter = makers[texts or method](arm)
+    return Either(arm, model, drafter) if texts else drafter
 
 
 class Sam:

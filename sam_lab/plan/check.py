@@ -6,9 +6,8 @@ from __future__ import annotations
 import argparse
 import json
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,6 @@ Batch = Sequence[tuple[list[int], list[int]]]
 """Prompts and answers."""
 COSTS = ("plain", "off", "batch", "auto")
 """Arms to whose steps the cost is fitted, if they were run."""
-
-THRESHOLDS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
-"""Thresholds of switch `batch` that are compared, each with every k in KS."""
 
 CACHED = 128
 """Tokens of a block of the prefix cache, by vLLM's default on a CPU."""
@@ -69,7 +65,7 @@ def tail_contexts(answers: Sequence[tuple[int, int]], slots: int) -> np.ndarray:
 
 
 def check(path: Path) -> dict[str, Any]:
-    """Predicted and measured seconds of every arm and batch that the planner can model, and of the best fixed switches.
+    """Predicted and measured seconds of every arm and batch that the planner can model.
 
     The cost of a step comes from the other batches (from its own if there are no others), lengths and acceptance (by
     sam_lab.replay) from the recorded answers.
@@ -106,22 +102,7 @@ def check(path: Path) -> dict[str, Any]:
             }
         )
 
-    def seconds(policy_of: Callable[[Acceptance], Policy]) -> float:
-        return sum(_predict(batches[n], slots, costs[n], policy_of(acceptances[n])).total for n in numbers)
-
-    fixed = [
-        {"k": k, "threshold": threshold, "seconds": seconds(methodcaller("batch", slots, threshold, k))}
-        for k in KS
-        for threshold in THRESHOLDS
-        if threshold <= slots
-    ]
-    return {
-        "answers": str(settings["answers"]),
-        "fitted_to": sorted({run["arm"] for run in used}),
-        "rows": rows,
-        "fixed": sorted(fixed, key=itemgetter("seconds")),
-        "plain": seconds(lambda _: Policy.off(slots)),
-    }
+    return {"answers": str(settings["answers"]), "fitted_to": sorted({run["arm"] for run in used}), "rows": rows}
 
 
 def _cost(runs: Sequence[dict[str, Any]], batches: Sequence[Batch], number: int) -> Cost:

@@ -126,9 +126,6 @@ def _steps(args: argparse.Namespace) -> int:
             f"{100 * row['error']:>+7.1f} %{row['measured_tail']:>7.1f} s{row['predicted_tail']:>9.1f} s"
             f"{'  cost from here' if row['fitted'] else ''}"
         )
-    best = (f"batch:{pair['k']}:{pair['threshold']} {pair['seconds']:.1f} s" for pair in result["fixed"][:3])
-    plain = f"all batches, predicted (plain {result['plain']:.1f} s)"
-    print(f"\nbest of {len(result['fixed'])} fixed switches, {plain}: {', '.join(best)}")
     if args.json:
         write_json(args.json, result)
     return 0

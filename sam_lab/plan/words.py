@@ -93,7 +93,6 @@ def growth(plan: Setup, mean: float) -> dict[str, float]:
         "history_bytes_thousand_prompts": TEXT * 1000 * plan.n * mean,
         "history_bytes_engine_step": TEXT * tokens * plan.rounds / plan.ranks,
         "siblings_an_engine_spread": plan.n / plan.ranks,
-        "requests_an_engine": plan.gen_prompts * plan.n / plan.ranks,
     }
 
 
