@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share: types of arguments, and results that a later run continues."""
+"""What the commands share: the error, types of arguments, checks of files."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
-from sam_core.files import check_output, write_json
+from sam_core.files import check_output
 
 
 class LabError(ValueError):
@@ -57,38 +55,3 @@ def digest(path: Path) -> str:
     """16 hexadecimal digits for the content of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
-
-
-class Results:
-    """Results of a command, a list of dicts in a JSON file that is rewritten after each result.
-
-    Args:
-        path: the file; None keeps the results in memory alone.
-        resume: keep the results that the file has.
-
-    Raises LabError where there is no file to continue, or something else wrote it, or OSError.
-    """
-
-    def __init__(self, path: Path | None, resume: bool) -> None:
-        if resume and not path:
-            raise LabError("--resume needs --json OUT, the file to continue")
-        self.path = path
-        self._rows: list[dict[str, Any]] = []
-        if resume and path and path.exists():
-            try:
-                rows = json.loads(path.read_text())
-            except ValueError:
-                rows = None
-            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise LabError(f"{path} was not written by this command: name another file, or leave --resume out")
-            self._rows = rows
-
-    def find(self, identity: dict[str, Any]) -> dict[str, Any] | None:
-        """The first result that has these settings, or None."""
-        return next((row for row in self._rows if identity.items() <= row.items()), None)
-
-    def add(self, row: dict[str, Any]) -> dict[str, Any]:
-        self._rows.append(row)
-        if self.path:
-            write_json(self.path, self._rows)
-        return row

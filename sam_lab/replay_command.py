@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from sam_core.console import Progress
+from sam_core.files import write_json
 
 import sam_core
 from sam_lab import automaton, recordings, suffix_device
-from sam_lab.cli import LabError, Results, check_outputs, digest, non_negative, positive, probability
+from sam_lab.cli import LabError, check_outputs, digest, non_negative, positive, probability
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED, Scope
 from sam_lab.replay import Drafter, geometric_mean, replay
@@ -48,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=f"default {MAX_TOKENS}")
     add("--seed", type=non_negative, default=SEED, metavar="N", help=f"default {SEED}")
     add("--json", type=Path, metavar="OUT", help="write all figures here after every configuration")
-    add("--resume", action="store_true", help="keep the configurations that OUT already has")
 
 
 def drafter_of(options: dict[str, Any]) -> Drafter:
@@ -64,7 +64,6 @@ def drafter_of(options: dict[str, Any]) -> Drafter:
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError (LabError), or OSError for a file, before it prints anything."""
     check_outputs(args, "json")
-    results = Results(args.json, args.resume)
     sizes = [(k, False) for k in args.k or (() if args.tree else DEFAULT_K)] + [(n, True) for n in args.tree or ()]
     common: dict[str, Any] = {"sources": args.sources} if args.sources else {}
     if args.corpus:
@@ -84,26 +83,25 @@ def run(args: argparse.Namespace) -> int:
         "seed": args.seed,
     }
     data = {path: _scopes(path, args) for path in args.files}
-    progress, shown = Progress(), []
+    progress, results = Progress(), list[dict[str, Any]]()
     print(TABLE.format("recording", "context", "draft", "tok/step", "drafted", "precision", "us/draft", "us/token", ""))
     for path, by_context in data.items():
         identity = settings | {"file": str(path), "data": digest(path)}
         for (context, scopes), options, (k, tree) in itertools.product(by_context.items(), drafters, sizes):
             configuration = identity | {"context": context, "k": k, "tree": tree, "drafter": options}
-            result = results.find(configuration)
-            if result is None:
-                total = sum(len(answer.response_ids) for scope in scopes for answer, scored in scope if scored)
-                name = f"{path.name} {context} {'n' if tree else 'k'}={k}"
+            total = sum(len(answer.response_ids) for scope in scopes for answer, scored in scope if scored)
+            name = f"{path.name} {context} {'n' if tree else 'k'}={k}"
 
-                def show(done: int, name: str = name, total: int = total) -> None:
-                    progress.show(f"{name}: {done:,} of {total:,} tokens")
+            def show(done: int, name: str = name, total: int = total) -> None:
+                progress.show(f"{name}: {done:,} of {total:,} tokens")
 
-                result = results.add(configuration | replay(drafter_of(options), scopes, context, k, tree, show))
+            results.append(configuration | replay(drafter_of(options), scopes, context, k, tree, show))
             progress.clear()
-            shown.append(result)
-            print(_row(result), flush=True)
+            print(_row(results[-1]), flush=True)
+            if args.json:
+                write_json(args.json, results)
     if len(args.files) > 1:
-        _print_means(shown)
+        _print_means(results)
     return 0
 
 

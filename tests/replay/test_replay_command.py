@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab replay`: what it prints and writes, that it continues, and what it refuses in one sentence."""
+"""`python -m sam_lab replay`: what it prints and writes, and what it refuses in one sentence."""
 
 import json
 import subprocess
@@ -41,20 +41,6 @@ def test_replay_prints_a_table_and_writes_the_same_figures(answers, tmp_path):
         assert result["drafter"] == {"rule": "newest"} and result["by_source"]["request"]["drafts"] > 0
 
 
-def test_resume_keeps_what_is_there_and_adds_the_rest(answers, tmp_path):
-    out, words = tmp_path / "o.json", [*RULE, "--context", "request", "--k", "3"]
-    kept = run(answers, out, *words)
-    kept[0]["tokens_per_step"] = 77.0
-    out.write_text(json.dumps(kept))
-    first, second = run(answers, out, *words, "4", "--resume")
-    assert (first["tokens_per_step"], second["k"]) == (77.0, 4)
-    for changed in (["--seed", "5"], ["--max-tokens", "100"], ["--max-responses", "3"], ["--rule", "oldest"]):
-        found = run(answers, out, *words, "--resume", *changed)
-    assert len(found) == 6 and [result["tokens_per_step"] == 77.0 for result in found].count(True) == 1
-    recording(answers, seed=3)
-    assert len(run(answers, out, *words, "--resume")) == 7
-
-
 def test_command_without_its_packages_is_refused(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "sam_lab.bench.command", None)
     assert "error: bench needs the package sam_lab.bench.command, which is not installed" in refused(capsys, "bench")
@@ -73,7 +59,6 @@ def test_limits_reach_the_draw(answers, tmp_path):
         (["--rule", "suffix-device", "--min-prob", "0.1"], "suffix-device is not sam_core's and takes no options"),
         (["--k", "99"], "k is 99: it must lie between 0 and 64"),
         (["--min-prob", "2"], "argument --min-prob: invalid probability value: '2'"),
-        (["--resume"], "--resume needs --json OUT"),
         (["--json", "absent/o.json"], "absent/o.json: No such file or directory"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",
@@ -89,8 +74,6 @@ def test_bad_files_are_refused(answers, tmp_path, capsys):
     assert answers.read_bytes() == before
     flat = write(tmp_path / "flat.jsonl", [line()])
     assert f"error: {flat}: context history needs" in refused(capsys, "replay", flat, "--context", "history")
-    sentence = refused(capsys, "replay", answers, "--resume", "--json", write(tmp_path / "o.json", []))
-    assert sentence.endswith("o.json was not written by this command: name another file, or leave --resume out")
 
 
 def test_replay_drafts_from_a_corpus(answers, tmp_path):
