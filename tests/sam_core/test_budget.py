@@ -88,7 +88,7 @@ def test_the_choice_is_the_best_of_all(seed):
     best = most(price, *given, expected)
     assert value(chosen, price, scores, contexts, expected) == pytest.approx(best, abs=1e-9)
     worth = best - value(nothing, price, scores, contexts, expected)
-    assert gain_with_prompts == pytest.approx(max(1.0, min(gain, 1 + worth / batch)))
+    assert gain_with_prompts == pytest.approx(max(1.0, 1 + worth / batch))
 
     scores = np.where(np.arange(k) < lengths[:, None], scores, 0.0)
     chosen, gain, price, _ = choose(*given, cost, uniform=k)
@@ -97,7 +97,7 @@ def test_the_choice_is_the_best_of_all(seed):
     assert set(chosen.tolist()) == {k if gain > 1 else 0}
     chosen, gain_with_prompts, *_ = choose(*given, cost, k, expected)
     worth = np.subtract(*(value(n, price, scores, contexts, expected) for n in (nothing + k, nothing)))
-    assert gain_with_prompts == pytest.approx(max(1.0, min(gain, 1 + worth / batch)))
+    assert gain_with_prompts == pytest.approx(max(1.0, 1 + worth / batch))
     assert set(chosen.tolist()) == {k if gain_with_prompts > 1 else 0}
 
 
@@ -280,14 +280,51 @@ def test_plain_steps_show_that_drafts_no_longer_pay():
 
 def test_few_drafts_in_steps_that_read_prompts_before_their_cost_is_known():
     machine, steps_on = Machine(batch=8, accept=0.8, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows)), []
-    for read, steps in ((2048, 8), (2048, AutoSwitch.COLD_STEPS - 8), (2048, 60), (0, 60), (2048, 60)):
+    cold = AutoSwitch.COLD_STEPS - 8
+    for read, steps in ((2048, 8), (2048, cold), (2048, 60), (0, 60), (2048, 60)):
         for _ in range(steps):
             machine.read = int(machine.rng.integers(read // 8, read + 1))
             machine.step()
         steps_on.append(machine.switch.steps_on)
     more = np.diff(steps_on)
-    assert steps_on[0] <= 1 and 1 <= more[0] <= 3
+    assert steps_on[0] <= 1 and 1 <= more[0] <= cold / AutoSwitch.COLD_INTERVAL + 1
     assert min(more[1:]) > 20, "a server that always reads prompts drafts too"
+
+
+def test_a_server_whose_steps_all_read_the_same_number_of_prompt_tokens_drafts():
+    """Only how much a step costs beside its prompts can be learned there, not how long one without prompts takes."""
+    machine = Machine(batch=8, accept=0.8, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows))
+    machine.read = 2048
+    machine.run(AutoSwitch.COLD_STEPS)
+    before = machine.switch.steps_on
+    machine.run(300)
+    assert machine.switch.steps_on - before > 200
+
+
+def test_the_first_step_with_drafts_is_learned_even_if_it_is_slow():
+    """An unexpectedly slow step is taken for a stall, but this one is all that is known of drafts."""
+    cost = StepCost(memory=300)
+    for _ in range(4):
+        cost.learn(1, False, False, 1.0, 0.0, 0.1)
+    cost.learn(4, True, False, 1.0, 3.0, 0.4)
+    dear = cost.verify + 3 * cost.draft_context + float(cost.rows_cost(4)[0])
+    assert 0.15 < dear < 0.2 + cost.verify, "not learned, or as much as a stall may take"
+    for _ in range(4):
+        cost.learn(1, False, False, 1.0, 0.0, 0.1)
+    cost.learn(4, True, False, 1.0, 3.0, 0.1)
+    cost.learn(4, True, False, 1.0, 3.0, 9.0)
+    assert float(cost.rows_cost(4)[0]) < 0.3, "a stall"
+
+
+def test_a_check_that_is_faster_than_predicted_is_repeated_soon():
+    machine = Machine(batch=28, accept=0.9, seconds=lambda rows: 0.02)
+    machine.run(400)
+    machine.seconds = lambda rows: 0.02 if rows > 28 else 0.003
+    while machine.switch.on and machine.given.any():
+        machine.step()
+    before = machine.switch.steps_on
+    machine.run(100)
+    assert machine.switch.steps_on - before < 12
 
 
 @pytest.mark.parametrize("uniform", [False, True])
@@ -321,7 +358,7 @@ def test_what_a_switch_learned_starts_another_one_but_for_costs_of_another_machi
     saved = json.loads(json.dumps(here.switch.state()))
     there = Machine(batch=2, accept=0.8, seconds=lambda rows: times * curve(rows))
     there.switch.restore(saved)
-    there.run(2)
+    there.run(1)
     assert there.given.any(), "it waits to learn what it was told"
     there.run(100)
     assert there.switch.calibration.offered.sum() > 100, "what drafts are worth is not forgotten"

@@ -33,8 +33,8 @@ class Choice(NamedTuple):
     """Drafts of a step.
 
     lengths: int32 [B], draft tokens of each request.
-    gain: predicted tokens per second, divided by those without drafts. If the step reads prompts, at most one plus the
-        net value of the drafts divided by B, the tokens of a step without drafts.
+    gain: predicted tokens per second, divided by those without drafts. If the step reads prompts, one plus the net
+        value of the drafts divided by B, the tokens of a step without drafts.
     rate: tokens per second of the best step without prompts.
     accepted: tokens of the drafts that are expected to be accepted.
     """
@@ -90,7 +90,7 @@ def choose(
         if with_prompts:
             both = with_prompts.rows_cost([batch, batch * (1 + uniform)])
             more = both[1] - both[0] + with_prompts.draft_context * uniform * contexts.sum() + with_prompts.verify
-            gain = max(1.0, min(gain, 1 + float(tokens - batch - rate * more) / batch))
+            gain = max(1.0, 1 + float(tokens - batch - rate * more) / batch)
         pays = gain > 1
         return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
     chosen = np.empty(batch, np.int32)
@@ -105,7 +105,7 @@ def choose(
         seconds = np.array(with_prompts.rows_cost(rows))
         seconds[1:] += with_prompts.verify
         _, accepted, gained = choose_drafts(*drafts, seconds, chosen, with_prompts.draft_context, rate, True, turn)
-        gain = min(gain, 1 + gained / batch)
+        gain = 1 + gained / batch
     return Choice(chosen, gain, rate, accepted)
 
 

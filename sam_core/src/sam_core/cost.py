@@ -32,7 +32,9 @@ bounds how often noise looks like a change."""
 KEPT_AFTER_CHANGE = 0.3
 """Weight of earlier steps after such a change, which may also have changed the cost of larger steps."""
 MAX_SLOWDOWN = 0.3
-"""Residual from which a step is ignored unless the previous one of its kind was as slow; limits what a stall does."""
+"""Residual from which a step is ignored unless the previous one of its kind was as slow; limits what a stall does. The
+first step with drafts counts, since it shows what drafts cost, at most with MAX_FIRST times the predicted seconds."""
+MAX_FIRST = 2
 MEAN_SHARE = 0.02
 """Weight of each step in the mean seconds of a step, by which slopes are compared."""
 SWEEPS = 30, 4
@@ -74,7 +76,7 @@ class StepCost:
         self._mean = 0.0  # seconds of a step
         self._residuals: deque[float] = deque(maxlen=SPEED_WINDOW)
         self._large = MAX_RESIDUAL  # a larger residual is large
-        self._was_slow = [False] * 4  # whether the previous step of each kind was slow
+        self._was_slow = [False, True]  # whether the previous step without and with drafts was slow
 
     @property
     def fitted(self) -> bool:
@@ -102,12 +104,15 @@ class StepCost:
         self.without_prompts += not prompts
         if self.steps == 1:
             self._weights[_ONE] = self._mean = seconds
-        residual = math.log(seconds / max(step_seconds(self._model, *step), 1e-12))
+        predicted = max(step_seconds(self._model, *step), 1e-12)
+        if drafts and self.with_drafts == 1:
+            seconds = min(seconds, MAX_FIRST * predicted)
+        residual = math.log(seconds / predicted)
         follows = self._keep < 1 and self.steps > FIRST_STEPS
         factor, keep = self._follow(residual) if follows else (1.0, self._keep)
-        kind, slow = 2 * prompts + drafts, residual > MAX_SLOWDOWN
-        leave_out = slow and not self._was_slow[kind]
-        self._was_slow[kind] = slow
+        slow = residual > MAX_SLOWDOWN
+        leave_out = slow and not self._was_slow[drafts]
+        self._was_slow[drafts] = slow
         self._mean *= factor * (seconds / (factor * self._mean)) ** max(MEAN_SHARE, 1 / self.steps)
         sweeps = SWEEPS[self.steps > MANY_STEPS]
         learn_step(self._model, *step, seconds, factor, keep, leave_out, self._mean, sweeps)

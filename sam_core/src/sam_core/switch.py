@@ -159,13 +159,13 @@ class AutoSwitch(Switch):
     MAX_WAIT = 8
     """Maximum steps before drafting begins without a step that reads no prompt; bounds the loss of a server that always
     reads some."""
-    COLD_STEPS, COLD_INTERVAL = 16, 4
+    COLD_STEPS, COLD_INTERVAL = 64, 4
     """In the first steps, while few steps had drafts or few read no prompt, one in COLD_INTERVAL of the steps that read
     prompts has drafts: in these steps the cost of drafts and the value of tokens are hard to tell."""
     MAX_GROWTH = 2
     """Maximum size of a step with drafts, as a multiple of earlier steps; the cost of larger ones is unknown."""
-    PLAIN_INTERVALS = 4, 64
-    """Initial and maximum number of steps with drafts between two trials without; bounds the loss by trials."""
+    MAX_CHECK_INTERVAL = 64
+    """Maximum number of steps with drafts between two checks, at first 1; bounds the loss by checks."""
     TRIAL_INTERVALS = 32, 512
     """Initial and maximum number of steps without drafts before a trial with drafts; bounds the loss by trials."""
     TRIAL_SHARE = 0.5
@@ -196,7 +196,7 @@ class AutoSwitch(Switch):
         self._rate, self._gain = 0.0, 1.0  # rate of the latest choice, gain of the latest one that paid
         self._surprise = 0.0  # mean residual of steps with drafts
         self._checks = self._tries = False  # whether the running step is a check without drafts, a trial with drafts
-        self._plain_interval, self._trial_interval = self.PLAIN_INTERVALS[0], self.TRIAL_INTERVALS[0]
+        self._check_interval, self._trial_interval = 1, self.TRIAL_INTERVALS[0]
         self._since_plain = self._since_drafts = 0
         self._idle = self._skip = self._batch = 0
         self._plans = False
@@ -244,9 +244,8 @@ class AutoSwitch(Switch):
             surprise = min(max(residual, -MAX_SLOWDOWN), MAX_SLOWDOWN)
             self._surprise += self.SURPRISE_SHARE * (surprise - self._surprise)
         elif self._checks:
-            low, high = self.PLAIN_INTERVALS
             faster = self._surprise - residual > 0.5 * math.log(self._gain)
-            self._plain_interval = low if faster else min(2 * self._plain_interval, high)
+            self._check_interval = 1 if faster else min(2 * self._check_interval, self.MAX_CHECK_INTERVAL)
             self._checks = False
         self._tries = False
         self._since_plain = self._since_plain + 1 if drafts else 0
@@ -266,7 +265,7 @@ class AutoSwitch(Switch):
         waits = self.cost.without_prompts < FIRST_STEPS and self.cost.steps < self.MAX_WAIT
         if waits or not self.cost.fitted:
             return False
-        if self._since_plain >= self._plain_interval:
+        if self._since_plain >= self._check_interval:
             self._checks = True
             return False
         if self._skip:
