@@ -12,6 +12,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = sorted(ROOT.glob("patches/*/image.lock"))
+quickly = pytest.mark.parametrize(
+    "lock",
+    [pytest.param(lock, id=lock.parent.name, marks=[pytest.mark.slow] * (lock != LOCKS[-1])) for lock in LOCKS],
+)
+"""The requirements of the last pin set; `make test-all` also resolves the others."""
 SOURCE_ONLY = "antlr4-python3-runtime"
 sys.path.insert(0, str(ROOT / "ci"))
 from lock_files import locked  # noqa: E402
@@ -33,14 +38,14 @@ def test_every_package_has_a_file_for_the_platform(lock, platform, tmp_path):
     assert done.stderr == "" and done.returncode == 0
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.parent.name)
+@quickly
 def test_it_fits_the_packages_of_the_day_when_upstream_s_image_was_built(lock):
     check = [sys.executable, ROOT / "ci/lock-image", lock.parent.name, "--check"]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.parent.name)
+@quickly
 def test_tests_run_with_the_transformers_of_the_image(lock):
     """Models' classes and tokenizers differ between releases: vllm-ascend pins one, and image.lock may replace it."""
     base = [sys.executable, ROOT / "ci/lock-image", lock.parent.name, "--base"]

@@ -32,7 +32,7 @@ def families(*names):
     return pytest.mark.parametrize("stateful", names, indirect=True)
 
 
-one, each, each_slowly = families("qwen3-next"), families(*tiny_qwen3.STATE_LAYERS), families("qwen3-next", *SLOW)
+one, each = families("qwen3-next"), families("qwen3-next", *SLOW)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def long(block):
 
 
 @right
-@each_slowly
+@each
 def test_text_is_that_without_speculation_after_preemption(plain, tight, long):
     prompts = [prompt[24:] for prompt in long + long]
     assert tight.run(prompts, 48, priorities=[*range(8, 0, -1)]) == plain.run(prompts, 48)
@@ -127,7 +127,7 @@ def test_text_is_that_without_speculation_after_preemption(plain, tight, long):
 
 
 @right
-@each_slowly
+@each
 def test_a_prefix_in_the_cache_and_a_block_that_ends_in_an_answer(plain, sometimes, long, block):
     more = [long[i] + long[i + 1] for i in range(3)]
     for prompts in (long, more, more):

@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPE = str(ROOT / "llm_rl/qwen3/dapo_qwen3_32b_32die.yaml")
 GPUS = str(ROOT / "llm_rl/qwen3/dapo_qwen3_8b_8gpu.yaml")
 STATES = str(ROOT / "llm_rl/qwen3/dapo_qwen3_5_27b_8gpu.yaml")
+BATCH = ("data.train_batch_size", "data.gen_batch_size", "train.ppo_mini_batch_size", "rollout.max_num_seqs")
+SMALL = [*(f"{key}=8" for key in BATCH), "--mean", "200", "--draws", "1"]
 PLAN = Setup("32b", SHAPES["Qwen3-32B"], 32, 8, 1, 1, 32, 96, 16, 128, 34816, 1.2e6)
 ROWS = np.arange(1.0, 200)
 COST = Cost(ROWS, 0.02 + 0.001 * np.maximum(0, ROWS - 6), 0.004, 0.002, prefill=1e-5)
@@ -350,17 +352,15 @@ def test_what_can_lose_is_not_advised(monkeypatch, low, auto, model, advice):
 
 def test_a_gpu_has_its_own_clock(capsys):
     """Measured steps for what was measured, else by an H100's peaks."""
-    small = ["data.gen_batch_size=64", "rollout.max_num_seqs=8", "--mean", "200", "--draws", "1"]
     two = ["rollout.tensor_model_parallel_size=2"]
     for more, clock in (([], "H100, measured steps"), (two, "H100 SXM, a roofline")):
-        assert main(["plan", GPUS, *more, *small]) == 0
+        assert main(["plan", GPUS, *more, *SMALL]) == 0
         said = capsys.readouterr().out
         assert f"cost of a step: {clock}" in said and " 8 GPUs, " in said and not re.search(r"\bdies?\b", said)
 
 
 def test_states_are_said(capsys):
-    small = ["data.gen_batch_size=64", "rollout.max_num_seqs=8", "--mean", "200", "--draws", "1"]
-    assert main(["plan", STATES, *small]) == 0
+    assert main(["plan", STATES, *SMALL]) == 0
     assert "of which a request's states take 9,576 (k = 3), 2,349 without\n" in capsys.readouterr().out
 
 
