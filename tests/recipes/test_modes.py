@@ -22,8 +22,12 @@ SPEC = "rollout/spec/"
 ALL_PROMPTS = "algorithm.filter_groups=false"
 TWO = [f"{key}=2" for key in ("data.train_batch_size", "data.gen_batch_size", "train.ppo_mini_batch_size")]
 RUNS = {
-    # of eight prompts in flight the first two are trained on, and the new weights interrupt the others
-    "fully_async": ("tiny_tools", [ALL_PROMPTS, *TWO, "steps=4", "verl.async_training.staleness_threshold=3"]),
+    # Of eight prompts in flight the first two are trained on, and the new weights interrupt the others, whose answers
+    # take several times as long as a step of training: four of them are generated at a time.
+    "fully_async": (
+        "tiny_tools",
+        [ALL_PROMPTS, *TWO, "steps=4", "verl.async_training.staleness_threshold=3", "rollout.max_num_seqs=4"],
+    ),
     "one_step_off": ("tiny", [ALL_PROMPTS, "verl.algorithm.rollout_correction.bypass_mode=false"]),
     "colocate_async": ("tiny_tools", []),
     "separate_async": ("tiny", ["train.ppo_mini_batch_size=4"]),  # two updates a step

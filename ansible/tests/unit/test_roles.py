@@ -14,7 +14,6 @@ import tomllib
 import typing
 from pathlib import Path
 
-import jinja2
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
@@ -554,49 +553,49 @@ VALUES = {"SECRET": "a $(touch run) `touch run` ; touch run", "QUOTES": """it's 
 
 
 def test_variables_of_runs_arrive_as_they_are():
-    """An engine takes each line literally."""
-    values = {"work_dir": "/d", "cluster_interface": "e0", "container_image_env": {"GLOO_SOCKET_IFNAME": "e1"}}
+    """An engine takes each line literally. No other variable names a host's interface: of the head's, Ray's runtime_env
+    makes those of all hosts' processes."""
+    values = {"work_dir": "/d", "cluster_interface": "eth7", "container_image_env": {"TP_SOCKET_IFNAME": "e1"}}
     text = rendered("container_image/templates/env.j2", container_image_secret_env=VALUES, **values)
     found = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
     assert {name: found[name] for name in VALUES} == {name: str(value) for name, value in VALUES.items()}
-    assert found["GLOO_SOCKET_IFNAME"] == "e1" and found["HCCL_SOCKET_IFNAME"] == "=e0", "HCCL takes e0 for a prefix"
+    assert found["TP_SOCKET_IFNAME"] == "e1"
+    named = {name: value for name, value in found.items() if "eth7" in value}
+    assert named == {"HCCL_SOCKET_IFNAME": "=eth7", "GLOO_SOCKET_IFNAME": "eth7"}, "HCCL takes eth7 for a prefix"
     assert found["ASCEND_PROCESS_LOG_PATH"].startswith("/var/log/sam-rl/"), "a folder that containers share"
 
 
+def in_env(folder, engine="docker", stand_in='echo "$@"', devices="/dev"):
+    """Write in-env to a folder, and a stand-in for its engine. Returns in_env(name): what the stand-in prints."""
+    values = {"install_root": "/o", "work_dir": "/d", "pin_set": "p", "container_image_name": "i:t"}
+    values |= {"container_engine": engine, "container_image_folder": str(folder)}
+    text = rendered("container_image/templates/in-env.j2", **values)
+    (folder / "in-env").write_text(re.sub("/dev/(?=davinci|devmm|hisi)", f"{devices}/", text))
+    (folder / engine).write_text(f"#!/bin/sh\n{stand_in}\n")
+    for program in ("in-env", engine):
+        (folder / program).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+    def call(name):
+        command = [folder / "in-env", name, "true"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    return call
+
+
 @pytest.mark.parametrize("engine", ["docker", "podman"])
-def test_in_env_is_a_script(engine, tmp_path):
-    values = {"install_root": "/opt/sam-rl", "work_dir": "/data", "pin_set": "p"}
-    values |= {"container_image_name": "i:t", "container_image_folder": "/opt/sam-rl/environments/t"}
-    template = (ROLES / "container_image/templates/in-env.j2").read_text()
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
-    script = tmp_path / "in-env"
-    script.write_text(environment.from_string(template).render(container_engine=engine, **values))
-    subprocess.run(["bash", "-n", script], check=True)
-    text = script.read_text()
+def test_limits_of_an_engine(engine, tmp_path):
+    said = in_env(tmp_path, engine)("check")
     # podman's own limit is 2048 tasks, and SELinux lets no container read what is mounted
-    assert "--pids-limit -1 --security-opt label=disable" in text
-    assert ("exec docker run" in text) == (engine == "docker") == ("--ulimit memlock=-1" in text)
-    assert "mkdir -p /var/lib/sam-rl-ray" in text, "podman does not create the folder of a mount"
+    assert "--pids-limit -1 --security-opt label=disable" in said
+    assert ("--ulimit memlock=-1" in said) == (engine == "docker")
+    created = "mkdir -p /var/lib/sam-rl-ray" in (tmp_path / "in-env").read_text()
+    assert created, "podman does not create the folder of a mount"
 
 
 def test_two_short_commands_do_not_end_each_other(tmp_path):
     """Their containers have names of their own; Ray's and the run's are there once."""
-    values = {"install_root": "/o", "work_dir": "/d", "pin_set": "p", "container_image_name": "i:t"}
-    script = tmp_path / "in-env"
-    script.write_text(
-        rendered(
-            "container_image/templates/in-env.j2", container_engine="docker", container_image_folder="/o/e", **values
-        )
-    )
-    engine = tmp_path / "docker"
-    engine.write_text('#!/bin/sh\nwhile [ "$1" != --name ]; do shift || exit; done; echo "$2"\n')
-    engine.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-
-    def name(command):
-        words = ["bash", script, command, "true"]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout.strip()
-
+    name = in_env(tmp_path, stand_in='while [ "$1" != --name ]; do shift || exit; done; echo "$2"')
     assert name("ray") == "sam-rl-ray" and name("train") == "sam-rl-train"
     first, second = name("status"), name("status")
     assert first != second and all(re.fullmatch(r"sam-rl-status-\d+", found) for found in (first, second))
@@ -604,39 +603,23 @@ def test_two_short_commands_do_not_end_each_other(tmp_path):
 
 def test_only_ray_and_commands_named_npu_get_the_dies(tmp_path):
     """The driver lets only one container use a die."""
-    values = {"install_root": "/o", "work_dir": "/d", "pin_set": "p", "container_engine": "docker"}
-    values |= {"container_image_name": "i:t", "container_image_folder": str(tmp_path)}
     names = ["davinci0", "davinci15", "davinci_manager", "devmm_svm", "hisi_hdc"]
-    text = rendered("container_image/templates/in-env.j2", **values)
+    call = in_env(tmp_path, devices=tmp_path)
     for name in names:
         (tmp_path / name).touch()
-    (tmp_path / "in-env").write_text(re.sub("/dev/(?=davinci|devmm|hisi)", f"{tmp_path}/", text))
-    (tmp_path / "docker").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "docker").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for name in ("ray", "npu", "train", "check", "report"):
-        command = ["bash", tmp_path / "in-env", name, "true"]
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        assert re.findall(rf"--device {tmp_path}/(\S+)", said) == (names if name in ("ray", "npu") else [])
+        found = re.findall(rf"--device {tmp_path}/(\S+)", call(name))
+        assert found == (names if name in ("ray", "npu") else [])
 
 
 def test_compiled_kernels_outlive_a_container(tmp_path):
     """Without the locks of killed processes, which are there when Ray starts."""
-    values = {"install_root": "/o", "work_dir": "/d", "pin_set": "p", "container_engine": "docker"}
-    values |= {"container_image_name": "i:t", "container_image_folder": str(tmp_path)}
-    (tmp_path / "docker").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "in-env").write_text(rendered("container_image/templates/in-env.j2", **values))
-    folder = tmp_path / "kernels"
+    folder, call = tmp_path / "kernels", in_env(tmp_path)
     (folder / "npu_matmul").mkdir(parents=True)
     for name in ("lock", "npu_matmul.so"):
         (folder / "npu_matmul" / name).touch()
-    for program in ("docker", "in-env"):
-        (tmp_path / program).chmod(0o755)
     for name, left in (("check", {"lock", "npu_matmul.so"}), ("ray", {"npu_matmul.so"})):
-        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        command = [tmp_path / "in-env", name, "true"]
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        assert f"--env TORCH_EXTENSIONS_DIR={folder} --volume {folder}:{folder} " in said
+        assert f"--env TORCH_EXTENSIONS_DIR={folder} --volume {folder}:{folder} " in call(name)
         assert {path.name for path in (folder / "npu_matmul").iterdir()} == left
 
 
@@ -717,12 +700,3 @@ def test_megatron_is_built_from_commits_of_any_branch(lock, tmp_path):
     assert f"error: the repository of {copy} has no commit {missing}: update" in clone(missing).stderr
     shutil.rmtree(copy)
     assert clone(commit).stdout.split() == ["branch", "main"]
-
-
-def test_a_host_s_interface_is_not_given_to_the_others():
-    """Of SAM_RL_INTERFACE on the head, Ray's runtime_env makes the variables of all hosts' processes."""
-    values = {"work_dir": "/d", "cluster_interface": "eth7"}
-    values |= {"container_image_env": {}, "container_image_secret_env": {}}
-    lines = rendered("container_image/templates/env.j2", **values).splitlines()
-    names = ["HCCL_SOCKET_IFNAME==", "GLOO_SOCKET_IFNAME=", "TP_SOCKET_IFNAME="]
-    assert [line for line in lines if "eth7" in line] == [f"{name}eth7" for name in names]
