@@ -23,10 +23,10 @@ ALL_PROMPTS = "algorithm.filter_groups=false"
 TWO = [f"{key}=2" for key in ("data.train_batch_size", "data.gen_batch_size", "train.ppo_mini_batch_size")]
 RUNS = {
     # Of eight prompts in flight the first two are trained on. That takes a fraction of the time of the others, of which
-    # four answers are generated at a time: the new weights interrupt them.
+    # two answers are generated at a time: the new weights interrupt them.
     "fully_async": (
         "tiny",
-        [ALL_PROMPTS, *TWO, "steps=4", "verl.async_training.staleness_threshold=3", "rollout.max_num_seqs=4"],
+        [ALL_PROMPTS, *TWO, "steps=4", "verl.async_training.staleness_threshold=3", "rollout.max_num_seqs=2"],
     ),
     "one_step_off": ("tiny", [ALL_PROMPTS, "verl.algorithm.rollout_correction.bypass_mode=false"]),
     "colocate_async": ("tiny_tools", []),
