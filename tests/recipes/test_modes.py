@@ -22,11 +22,12 @@ SPEC = "rollout/spec/"
 ALL_PROMPTS = "algorithm.filter_groups=false"
 TWO = [f"{key}=2" for key in ("data.train_batch_size", "data.gen_batch_size", "train.ppo_mini_batch_size")]
 RUNS = {
-    # Of eight prompts in flight the first two are trained on. That takes a fraction of the time of the others, of which
-    # two answers are generated at a time: the new weights interrupt them.
+    # One prompt after another is generated, two answers at a time. The first two prompts are trained on, which takes a
+    # fraction of the time of the other six: the new weights interrupt one of these.
     "fully_async": (
-        "tiny",
-        [ALL_PROMPTS, *TWO, "steps=4", "verl.async_training.staleness_threshold=3", "rollout.max_num_seqs=2"],
+        "tiny_tools",
+        [ALL_PROMPTS, *TWO, "steps=4", "rollout.max_num_seqs=2"]
+        + [f"verl.async_training.{key}" for key in ("staleness_threshold=3", "concurrent_samples_per_replica=1")],
     ),
     "one_step_off": ("tiny", [ALL_PROMPTS, "verl.algorithm.rollout_correction.bypass_mode=false"]),
     "colocate_async": ("tiny_tools", []),
