@@ -66,12 +66,13 @@ def test_the_recipe_trains_on_all_hosts_with_drafts(bed: Bed, converged: Result)
 
 
 def test_ray_answers_the_cluster_s_hosts_alone(bed: Bed, converged: Result) -> None:
-    """From the cluster's network, and from another to which the host has a route, ssh is reached and no port of Ray."""
+    """From the cluster's network, and from another to which the host has a route, ssh is reached, and Ray's ports are
+    refused at once: preflight takes a time-out for a firewall, which would keep new hosts out."""
 
     def answers(source: str, port: int) -> bool:
         try:
             socket.create_connection((bed.hosts[0].address, port), 2, (source, 0)).close()
-        except TimeoutError:
+        except ConnectionRefusedError:
             return False
         return True
 
@@ -375,9 +376,6 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(bed: Bed, site: Site, conver
     request = {"recipe_launch_run": "spare", "recipe_launch_retries": 1, **two}
     request["recipe_launch_overrides"] = ["cluster.nodes=2", "steps=24", "env.pause=1"]
     site.play("cluster", recipe_launch_overrides=["cluster.nodes=2"], **two).must_pass()
-    connect = ("bash", "-c", f"(exec 3<>/dev/tcp/{head.address}/6379) 2>&1 && echo connected || true")
-    # refused at once: a host without an answer would not pass the preflight that makes it a member
-    assert [host.run(*connect).split()[-1] for host in (lost, spare)] == ["connected", "refused"]
 
     def wait() -> None:
         head.until(lambda: len(steps(head, "spare")) >= 3, "the job has made three steps")
