@@ -101,6 +101,10 @@ class _Request:
     def __init__(self, number: int, response: list[int], prompt_id: str, scope: int) -> None:
         self.number, self.response, self.prompt_id, self.scope, self.at = number, response, prompt_id, scope, 0
 
+    @property
+    def has_ended(self) -> bool:
+        return self.at >= len(self.response)
+
 
 def _bin(at: int) -> str:
     return next(name for name, end in BINS.items() if at < end)
@@ -144,6 +148,87 @@ class _Tally:
         }
 
 
+class _Replay:
+    """Starts the requests of one configuration and advances them in batches; arguments as for `replay`."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        context: str,
+        k: int,
+        tree: bool,
+        progress: Callable[[int], None],
+        by_prompt: Counts | None,
+    ) -> None:
+        self.drafter, self.k, self.tree, self.progress, self.by_prompt = drafter, k, tree, progress, by_prompt
+        self.has_groups = context != "request"
+        self.tally = _Tally()
+        self.unfinished: dict[int, int] = {}  # by scope
+
+    def starts(self, scopes: Sequence[Scope], one_by_one: bool) -> Iterator[list[_Request]]:
+        """Start the requests of one scope after another; yields those that start together."""
+        numbers = itertools.count()
+        for number, scope in enumerate(scopes):
+            group = f"g{number}" if self.has_groups else None
+            scored = []
+            for answer, is_scored in scope:
+                request = _Request(next(numbers), answer.response_ids.tolist(), answer.prompt_id, number)
+                if is_scored:
+                    scored.append((request, answer.prompt_ids))
+                    continue
+                self.drafter.start(request.number, answer.prompt_ids, group)
+                self.drafter.append_many([request.number], [request.response])
+                self.drafter.finish(request.number)
+                if hasattr(self.drafter, "settle"):
+                    self.drafter.settle()
+            self.unfinished[number] = len(scored)
+            for starting in [[one] for one in scored] if one_by_one else [scored]:
+                for request, prompt in starting:
+                    self.drafter.start(request.number, prompt, group)
+                self.tally.requests += len(starting)
+                yield [request for request, _ in starting]
+
+    def step(self, batch: list[_Request]) -> list[_Request]:
+        """Draft for all, then append to all; return those that go on."""
+        rows = [self._verify(request, *draft) for request, draft in zip(batch, self._draft(batch), strict=True)]
+        start = time.perf_counter()
+        self.drafter.append_many([request.number for request in batch], rows)
+        self.tally.append_s += time.perf_counter() - start
+        for request in batch:
+            if request.has_ended:
+                self.drafter.finish(request.number)
+                self.unfinished[request.scope] -= 1
+        for scope in [scope for scope, count in self.unfinished.items() if not count]:
+            del self.unfinished[scope]
+            if self.has_groups and hasattr(self.drafter, "drop"):
+                self.drafter.drop(f"g{scope}")
+            self.progress(self.tally.tokens)
+        return [request for request in batch if not request.has_ended]
+
+    def _draft(self, batch: list[_Request]) -> list[Tree]:
+        numbers = [request.number for request in batch]
+        start = time.perf_counter()
+        trees = self.drafter.propose_tree_many(numbers, self.k) if self.tree else []
+        chains = [] if self.tree else self.drafter.propose_many(numbers, self.k)
+        self.tally.draft_s += time.perf_counter() - start
+        return trees if self.tree else [(tokens, []) for tokens in chains]
+
+    def _verify(self, request: _Request, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """The tokens that the request gets: accepted ones and the bonus token."""
+        if len(tokens) > self.k:
+            raise ValueError(f"the drafter returned {len(tokens)} tokens where at most {self.k} were asked for")
+        target, at = request.response, request.at
+        accepted = accept_tree(tokens, parents, target, at) if self.tree else accept_chain(tokens, target, at)
+        row = target[at : at + accepted + 1]
+        self.tally.add(at, len(tokens), accepted, len(row))
+        request.at += len(row)
+        if self.by_prompt is not None:
+            sums = self.by_prompt.setdefault(request.prompt_id, [0, 0])
+            sums[0] += len(row)
+            sums[1] += 1
+        return row
+
+
 def replay(
     drafter: Drafter,
     scopes: Sequence[Scope],
@@ -172,83 +257,16 @@ def replay(
         us_append_per_token (microseconds), bins (tokens per step by position in the answer, bins of 200 steps or more)
         and, where the drafter has it, by_source.
     """
-    tally, clock = _Tally(), time.perf_counter
-
-    def draft(batch: list[_Request]) -> list[Tree]:
-        numbers = [request.number for request in batch]
-        start = clock()
-        trees = drafter.propose_tree_many(numbers, k) if tree else []
-        chains = [] if tree else drafter.propose_many(numbers, k)
-        tally.draft_s += clock() - start
-        return trees if tree else [(tokens, []) for tokens in chains]
-
-    def append(batch: list[_Request], rows: list[list[int]]) -> None:
-        numbers = [request.number for request in batch]
-        start = clock()
-        drafter.append_many(numbers, rows)
-        tally.append_s += clock() - start
-
-    def step(batch: list[_Request]) -> list[_Request]:
-        """Draft for all, then append to all; return those that go on."""
-        rows = []
-        for request, (tokens, parents) in zip(batch, draft(batch), strict=True):
-            if len(tokens) > k:
-                raise ValueError(f"the drafter returned {len(tokens)} tokens where at most {k} were asked for")
-            target, at = request.response, request.at
-            accepted = accept_tree(tokens, parents, target, at) if tree else accept_chain(tokens, target, at)
-            row = target[at : at + accepted + 1]
-            tally.add(at, len(tokens), accepted, len(row))
-            request.at += len(row)
-            rows.append(row)
-            if by_prompt is not None:
-                sums = by_prompt.setdefault(request.prompt_id, [0, 0])
-                sums[0] += len(row)
-                sums[1] += 1
-        append(batch, rows)
-        for request in batch:
-            if request.at >= len(request.response):
-                drafter.finish(request.number)
-                unfinished[request.scope] -= 1
-        for scope in [scope for scope, count in unfinished.items() if not count]:
-            del unfinished[scope]
-            if context != "request" and hasattr(drafter, "drop"):
-                drafter.drop(f"g{scope}")
-            progress(tally.tokens)
-        return [request for request in batch if request.at < len(request.response)]
-
-    def starts() -> Iterator[list[_Request]]:
-        """Start the requests of one scope after another; yields those that start together."""
-        numbers = itertools.count()
-        for number, scope in enumerate(scopes):
-            group = None if context == "request" else f"g{number}"
-            scored = []
-            for answer, is_scored in scope:
-                request = _Request(next(numbers), answer.response_ids.tolist(), answer.prompt_id, number)
-                if is_scored:
-                    scored.append((request, answer.prompt_ids))
-                    continue
-                drafter.start(request.number, answer.prompt_ids, group)
-                drafter.append_many([request.number], [request.response])
-                drafter.finish(request.number)
-                if hasattr(drafter, "settle"):
-                    drafter.settle()
-            unfinished[number] = len(scored)
-            one_by_one = running == 1 and context in ("request", "sequential")
-            for starting in [[one] for one in scored] if one_by_one else [scored]:
-                for request, prompt in starting:
-                    drafter.start(request.number, prompt, group)
-                tally.requests += len(starting)
-                yield [request for request, _ in starting]
-
-    unfinished: dict[int, int] = {}
-    waiting, batch = starts(), list[_Request]()
+    run = _Replay(drafter, context, k, tree, progress, by_prompt)
+    waiting = run.starts(scopes, one_by_one=running == 1 and context in ("request", "sequential"))
+    batch: list[_Request] = []
     while True:
         while len(batch) < running and (started := next(waiting, None)):
             batch += started
         if not batch:
             break
-        batch = step(batch)
-    figures = tally.figures()
+        batch = run.step(batch)
+    figures = run.tally.figures()
     if hasattr(drafter, "by_source"):
         figures["by_source"] = drafter.by_source()
     return figures
