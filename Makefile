@@ -93,7 +93,7 @@ bench: ## time, memory and acceptance of sam_core and four other drafters, again
 	ci/setup-env bench
 	.venvs/bench/bin/python -m sam_lab bench $(BENCH)
 
-evidence: ## gain of every way to speculate on the shipped answers, by the clocks of several devices (about 10 minutes on two quiet cores)
+evidence: ## gain of all ways to speculate on the shipped answers, with cost models of devices (about 10 minutes on two quiet cores)
 	ci/setup-env bench
 	.venvs/bench/bin/python -m sam_lab evidence $(EVIDENCE)
 

@@ -353,8 +353,8 @@ def check(folder: Path) -> None:
 
 def imported(folder: Path, file: str, module: ModuleType) -> None:
     """Rebind the functions of a module of verl; log an error instead if they are not as expected."""
-    of_file = (problem(folder, hook) for hook in HOOKS if hook.file == file)
-    if found := next(filter(None, of_file), None):
+    problems = (problem(folder, hook) for hook in HOOKS if hook.file == file)
+    if found := next(filter(None, problems), None):
         LOGGER.error("llm_rl supports verl 0.9.1 only and leaves this verl unchanged: %s", found)
     else:
         MODULES[file](module)

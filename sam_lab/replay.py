@@ -143,7 +143,9 @@ class _Tally:
             "us_propose": round(1e6 * self.draft_s / steps, 2),
             "us_append_per_token": round(1e6 * self.append_s / tokens, 3),
             "bins": {
-                name: round(of_bin / count, 4) for name, (count, of_bin) in self.bins.items() if count >= MIN_BIN_STEPS
+                name: round(tokens_of_bin / count, 4)
+                for name, (count, tokens_of_bin) in self.bins.items()
+                if count >= MIN_BIN_STEPS
             },
         }
 

@@ -19,8 +19,10 @@ PEERS = {"ngram", "suffix", "suffix-device"}
 HEADLINE = ("h100", 128)
 """Device and concurrent requests of the table in the README."""
 HEADS = {
-    "en": "answers | requests | over no speculation | over vLLM's best model-free method | worst batch over no speculation (16, 128, 256 at once)",
-    "zh": "回答 | 请求 | 与不启用投机解码之比 | 与 vLLM 不需要草稿模型的最优方法之比 | 最差的一批与不启用投机解码之比（同时 16、128、256 条）",
+    "en": "answers | requests | over no speculation | over vLLM's best model-free method | "
+    "worst batch over no speculation (16, 128, 256 at once)",
+    "zh": "回答 | 请求 | 与不启用投机解码之比 | 与 vLLM 不需要草稿模型的最优方法之比 | "
+    "最差的一批与不启用投机解码之比（同时 16、128、256 条）",
 }
 GAIN_HEADS = {
     "en": ("answers", "cost model", "`auto`, {} at once", "over vLLM's best model-free"),

@@ -51,7 +51,7 @@ REASONS = {
         "logit_bias": "vLLM's first runner does not apply it to draft positions",
         "thinking_token_budget": "vLLM 0.23 does not keep to the budget with drafts",
         "logprob_token_ids": "vLLM without patches does not return them with drafts",
-        "trace_decode_token_ids": "`enable_trace_replay` is refused: vLLM ignores these token ids when it verifies drafts",
+        "trace_decode_token_ids": "`enable_trace_replay` is refused: vLLM ignores these tokens when it verifies drafts",
         "beam_search": "each of its requests asks for one token",
         "pooling": "it answers with no tokens",
         "sessions_of_states": "the state at the end of a turn is lost",

@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     def command(
         name: str, summary: str, more: str = "", parents: tuple[argparse.ArgumentParser, ...] = (), **pinset: Any
     ) -> argparse.ArgumentParser:
-        """A command and its argument PINSET; `pinset` are options of that argument."""
+        """Add a command with an argument PINSET, which `pinset` describes to argparse; return its parser."""
         sub = commands.add_parser(
             name,
             help=summary,

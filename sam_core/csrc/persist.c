@@ -244,7 +244,7 @@ static int replace(const persist_snapshot *s, const char *path, char *temporary,
 
 const char *persist_refuse(const char *path) {
     struct stat status;
-    if (lstat(path, &status) || S_ISDIR(status.st_mode)) // writing it will fail
+    if (lstat(path, &status) || S_ISDIR(status.st_mode)) // a new file; or persist_write says what is wrong
         return NULL;
     if (S_ISLNK(status.st_mode))
         return A_LINK;

@@ -405,7 +405,7 @@ static void draft_rows(pool *p, size_t rows, const pool_drafts *out) {
             continue;
         p->freeing.protected_group = slot->group;
         p->freeing.protected_slot = slot;
-        row->matched = false; // memory may have been freed since then
+        row->matched = false; // memory of the states may have been freed since they were found
         row_draft(p, &number, 1, out, rule_model_work(p->model), &p->memory, &counts);
         p->freeing.protected_group = NULL;
         p->freeing.protected_slot = NULL;

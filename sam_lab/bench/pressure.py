@@ -72,7 +72,7 @@ def mixed(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
 
 
 def skewed(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
-    """A few prompts are repeated often, among others that come once."""
+    """The requests in an order in which a few prompts are repeated often, among others that come once."""
     hot = max(1, len(groups) // 8)
     often = [request for group in groups[:hot] for request in group]
     once = [group[0] for group in groups[hot:]]

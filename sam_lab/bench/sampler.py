@@ -114,7 +114,12 @@ def release(module: Any, device: torch.device) -> SimpleNamespace:
 
 
 class Case:
-    """One step of a batch; contestants are functions without arguments."""
+    """One step of a batch.
+
+    Attributes:
+        steps: the contestants by name, functions without arguments that return the tokens of the step.
+        given: those that take random draws, with the same draws, so that their tokens must be equal.
+    """
 
     def __init__(self, batch: int, device: torch.device, releases: dict[str, SimpleNamespace]) -> None:
         generator = torch.Generator().manual_seed(batch)
@@ -128,9 +133,9 @@ class Case:
         self.keys = [request_key(seed) for seed in range(batch)]
         self.sampled = torch.zeros(batch, dtype=torch.bool, device=device)
         self.draws = verify.draw(self.counts, {}, V, device)
-        self.of_drafts, self.at = self.rows.view(batch, K + 1, V)[:, :K], self.drafts.long().view(batch, K, 1)
-        self.p = self.of_drafts.gather(2, self.at)
-        self.behind = self.rows.view(batch, K + 1, V)[:, K].contiguous()
+        self.draft_rows, self.draft_index = self.rows.view(batch, K + 1, V)[:, :K], self.drafts.long().view(batch, K, 1)
+        self.draft_probs = self.draft_rows.gather(2, self.draft_index)
+        self.bonus_rows = self.rows.view(batch, K + 1, V)[:, K].contiguous()
         self.steps: dict[str, Callable] = {name: partial(self.theirs, file, None) for name, file in releases.items()}
         self.given: dict[str, Callable] = {
             name: partial(self.theirs, file, self.draws) for name, file in releases.items()
@@ -141,7 +146,7 @@ class Case:
 
     def rejection(self, draws: verify.Draws) -> torch.Tensor:
         tokens = verify.rejection_sample(self.rows, self.drafts, self.counts, draws)
-        self.of_drafts.scatter_(2, self.at, self.p)  # undo the change for the next call
+        self.draft_rows.scatter_(2, self.draft_index, self.draft_probs)  # rejection_sample has changed them in place
         return tokens
 
     def seeded(self) -> torch.Tensor:
@@ -150,8 +155,8 @@ class Case:
 
     def theirs(self, module: SimpleNamespace, draws: verify.Draws | None) -> torch.Tensor:
         """A release's step for requests that sample: the ordinary sampler after the drafts, and rejection_sample."""
-        exponential = torch.empty_like(self.behind).exponential_() if draws is None else draws.exponential
-        bonus = (self.behind / exponential).argmax(1, keepdim=True).int()
+        exponential = torch.empty_like(self.bonus_rows).exponential_() if draws is None else draws.exponential
+        bonus = (self.bonus_rows / exponential).argmax(1, keepdim=True).int()
         output = torch.empty((self.batch, K + 1), dtype=torch.int32, device=self.device)
         output.fill_(verify.PLACEHOLDER)
         common = self.ends, self.drafts, None, self.probs

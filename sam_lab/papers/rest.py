@@ -30,8 +30,9 @@ from sam_lab.replay import OneByOne, Tree
 SAMPLE = 256
 """Maximum occurrences that are read, evenly spaced. The paper has no limit."""
 RANDOM = 8
-"""Number of randomly chosen continuations, and their tokens."""
+"""Number of randomly chosen continuations, and maximum tokens of each."""
 FEW = 64
+"""Earlier outputs in the small datastore."""
 
 
 class Rest(OneByOne):

@@ -422,7 +422,7 @@ def _rows(model: Model, fit: Fit) -> Iterator[dict[str, Any]]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--draws", type=non_negative, default=10, metavar="N", help="worlds for the ranges (%(default)s)")
+    add("--draws", type=non_negative, default=10, metavar="N", help="samples of the assumptions (%(default)s)")
     add("--json", type=Path, metavar="OUT", help="write all figures here")
 
 

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--routing", choices=("spread", "sticky"), default="sticky", help="of a prompt's answers (%(default)s)"),
     ]
     drawn = [
-        add("--draws", type=positive, default=10, metavar="N", help="worlds for the ranges (%(default)s)"),
+        add("--draws", type=positive, default=10, metavar="N", help="samples of the assumptions (%(default)s)"),
         add("--picture", type=Path, metavar="PNG", help="draw running requests and speed by threshold and k"),
     ]
     add("--json", type=Path, metavar="OUT", help="write all figures here")

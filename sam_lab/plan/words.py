@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan in words: a recommendation, and what grows with dies, prompts and epochs."""
+"""The plan in words: a recommendation, and how memory and traffic grow with dies, prompts and epochs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llm_rl.layout import GIB
 from sam_lab.plan.step import Setup
 
 INDEX = (46.3, 99.4)
-"""Bytes of host memory per token while a request of its group runs: with source request, with request and group.
+"""Bytes of host memory per token of a running group: with source request alone, with request and group.
 
 See docs/design-sam-core.md.
 """
@@ -100,17 +100,18 @@ def growing(plan: Setup, mean: float) -> list[str]:
     """`growth` in words."""
     g = growth(plan, mean)
     return [
-        f"index: about {g['index_bytes_engine'] / GIB:.2f} GiB of host memory an engine, for the groups that run at "
-        f"once at full length or for the whole round, whichever is less, at {INDEX[1]} bytes per token "
-        f"({g['index_bytes_engine_request_only'] / GIB:.2f} at {INDEX[0]}, request alone); grows with max_num_seqs, "
-        "answers and length",
-        f"history: {g['history_bytes_engine_step'] / (1 << 20):,.0f} MiB of text an engine and step at {TEXT} bytes a "
-        f"token, {g['history_bytes_thousand_prompts'] / GIB:.2f} GiB in all for 1,000 prompts; grows with the prompts "
-        "of an epoch, by as much with each epoch that is kept",
+        f"index: about {g['index_bytes_engine'] / GIB:.2f} GiB of host memory per engine at {INDEX[1]} bytes per "
+        "token, for the groups that run at once at full length or for the whole round, whichever is less "
+        f"({g['index_bytes_engine_request_only'] / GIB:.2f} GiB at {INDEX[0]} bytes with source request alone); grows "
+        "with max_num_seqs, answers per prompt and length",
+        f"history: {g['history_bytes_engine_step'] / (1 << 20):,.0f} MiB of text per engine and training step at "
+        f"{TEXT} bytes per token, {g['history_bytes_thousand_prompts'] / GIB:.2f} GiB in all for 1,000 prompts; grows "
+        "with the prompts of an epoch, and by the same amount with each epoch that is kept",
         "traffic: none between engines; a prompt that returns to another engine finds no history there, so a history "
-        f"that follows its prompt would move {TEXT * plan.n * mean / 1e6:.1f} MB a prompt",
-        f"routing: {plan.ranks} engines; spread, {g['siblings_an_engine_spread']:.2g} of {plan.n} siblings meet on "
-        f"one, fewer with more {plan.unit}s; sticky, all meet",
+        f"that follows its prompt would move {TEXT * plan.n * mean / 1e6:.1f} MB per prompt",
+        f"routing: {plan.ranks} engines; if the answers to a prompt are spread, "
+        f"{g['siblings_an_engine_spread']:.2g} of {plan.n} meet on one engine, fewer with more "
+        f"{plan.unit}s; if routing is sticky, all meet",
     ]
 
 

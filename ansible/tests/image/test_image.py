@@ -100,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def index(folder: Path) -> Iterator[str]:
-    """Address of a package index as a site has inside: what image.lock names, and what builds packages."""
+    """The address of a package index like one inside a site: it has what image.lock names, and the build tools."""
     files = folder / "index" / "files"
     lock = ROOT / "patches" / PIN_SET / "image.lock"
     pip = [

@@ -73,7 +73,9 @@ def parser() -> argparse.ArgumentParser:
         help="JSON Lines (.jsonl, .gz, .zst) with token ids under token_ids or response_ids, or a text as int32 .npy",
     )
     command.add_argument("-o", "--output", required=True, type=Path, metavar="PATH", help="the corpus file to write")
-    command.add_argument("--key", metavar="KEY", help="key of the token ids in a JSON line, if neither of these")
+    command.add_argument(
+        "--key", metavar="KEY", help="key of the token ids in a JSON line, if neither token_ids nor response_ids"
+    )
     command.add_argument(
         "--tokenizer",
         type=Path,

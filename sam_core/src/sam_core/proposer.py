@@ -183,7 +183,11 @@ class SamProposer:
     def _select_drafts(
         self, step: Step, decoding: bool, out: Int32, guessed: Int32, scores: Float32, planned: bool
     ) -> list[list[int]]:
-        """The engine's drafts: the part of the first `guessed` tokens of each row of `out` that the switch chooses."""
+        """The drafts for the engine.
+
+        Row i of `out` has a draft of `guessed[i]` tokens, of which the switch chooses the first ones, or none. With
+        `uniform`, if any row of a batch that only decodes gets a draft, all rows are padded to k tokens.
+        """
         lengths = guessed
         if self.uniform:
             probable = (np.arange(self.k) < guessed[:, None]) & (scores >= self.options.min_prob)

@@ -209,10 +209,11 @@ class AsyncDrafts:
         return True
 
     def _read_steps(self, may_draft: bool, any_ended: bool) -> set[str]:
-        """Read the steps in flight; the latest one only if it had drafts, the next step may have some, or it is ready
-        and may hold the last tokens of a request that has ended.
+        """Read the tokens of the steps in flight; return the requests of the latest step that are in the batch, if it
+        was read.
 
-        Returns the requests of the latest one that are in the batch, if it was read.
+        The latest step is read only if it had drafts, if the next step may have some, or if it is ready and may hold
+        the last tokens of a request that has ended.
         """
         batch, latest = self.runner.input_batch, self._unread[-1] if self._unread else None
         read = latest is not None and (latest.had_drafts or may_draft)

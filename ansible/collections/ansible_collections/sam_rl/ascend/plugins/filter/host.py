@@ -172,7 +172,7 @@ def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
 
 
 def target_problems(answer: str, head: str) -> list[str]:
-    """Sentences on the answer of Prometheus' /api/v1/targets: hosts whose exporters it gets nothing from."""
+    """A sentence for each exporter from which Prometheus gets no metrics; `answer` is that of its /api/v1/targets."""
     try:
         targets = json.loads(answer)["data"]["activeTargets"]
     except (ValueError, LookupError, TypeError):
