@@ -32,14 +32,14 @@ VALUES = {
 
 MEANINGS = {
     "en": {
-        "num_speculative_tokens": "maximum draft length; 3 by default [if layers keep a "
-        "state](#models-with-state-layers). The article uses 3",
+        "num_speculative_tokens": "maximum draft length; 3 by default for [models with state "
+        "layers](#models-with-state-layers). The article uses 3",
         "rule": "[how a draft is chosen](how-it-works.md#drafts-from-a-suffix-automaton)",
         "sources": "[where drafts come from](how-it-works.md#drafts-from-a-suffix-automaton); `history` needs `group`",
         "switch": "`auto`: [each request drafts as many tokens as pay off](#switch-auto). `batch`: all draft while at "
         "most `threshold` requests run",
-        "threshold": "for `switch: batch`; without `switch` it selects `batch`. The running requests of one step "
-        "decide for the next",
+        "threshold": "for `switch: batch`; without `switch` it selects `batch`. The number of requests that run "
+        "in one step decides whether the next one drafts",
         "memory_bytes": "host memory of one engine for texts and indexes: 4 bytes per token of a finished answer, "
         "50 to 100 of a running request. When full, the least valuable content "
         "[is freed](design-sam-core.md#failures-and-memory), and requests without an index do not draft. The "
@@ -48,17 +48,19 @@ MEANINGS = {
         "drafts](ascend.md#verification)",
         "min_prob": "a draft ends before the estimated probability that all of it is accepted falls below this; "
         "0 means 2^-30. `auto` uses at most 0.02. No effect with the plugin",
-        "corpus": "a text collection for all requests, from `python -m sam_core build-corpus`, on every node, with "
-        "the model's vocabulary. One built with `--tokenizer` is refused by models with another tokenizer",
+        "corpus": "a text collection for all requests, built by `python -m sam_core build-corpus`; it must be on every "
+        "node, and its tokens in the model's vocabulary. One built with `--tokenizer` is refused by models with "
+        "another tokenizer",
         "history": "[keeps answers and learned values between runs](#history-between-runs); needs source `history`",
     },
     "zh": {
         "num_speculative_tokens": "草稿的最大长度；[含状态层的模型](#含状态层的模型)默认为 3。文章取 3",
         "rule": "[草稿如何选取](how-it-works.zh.md#用后缀自动机生成草稿)",
         "sources": "[草稿取自何处](how-it-works.zh.md#用后缀自动机生成草稿)；用 `history` 必须同时用 `group`",
-        "switch": "`auto`：[各请求的草稿长度以划算为准](#开关-auto)；"
+        "switch": "`auto`：[为每条请求选择划算的草稿长度](#开关-auto)；"
         "`batch`：运行中的请求数不超过 `threshold` 时全部起草",
-        "threshold": "用于 `switch: batch`，只写 `threshold` 也即选用它；一步中运行的请求数决定下一步",
+        "threshold": "用于 `switch: batch`；只写 `threshold` 而不写 `switch` 时，即选用 `batch`。"
+        "由一步中运行的请求数决定下一步是否起草",
         "memory_bytes": "一个引擎的文本和索引可用的主机内存：已结束的回答每个 token 占 4 字节，"
         "运行中的请求 50 到 100 字节。"
         "用尽时[先释放](design-sam-core.md#failures-and-memory)价值最小的内容，没有索引的请求不起草。插件的"

@@ -131,7 +131,7 @@ def evaluation(language: str) -> str:
 
 CHINESE_HEADLINE = {
     "engine steps": "引擎步数",
-    "tokens per step and request": "每请求每步 token 数",
+    "tokens per request and step": "每请求每步 token 数",
     "tokens per CPU second of the engine": "引擎每 CPU 秒的 token 数",
     "rollout, ms per token": "Rollout，毫秒/token",
     "training step, s": "训练步，秒",
