@@ -518,7 +518,8 @@ bool group_is_complete(pool_group *g) {
 }
 
 void group_feed_others(pool *p, pool_group *g) {
-    if (group_is_complete(g)) // also without work: the queue does not depend on threads
+    // Called even if no work is left: it drops indexed texts from the queue, as it does with threads.
+    if (group_is_complete(g))
         return;
     pool_text *text;
     while ((text = g->first_due) && p->step.work > 0) {

@@ -452,6 +452,7 @@ static void run(job *j) {
     }
 }
 
+// Divides the rows of a step into blocks for the threads. False if there are too few rows, or too little free memory.
 static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool feeds) {
     if (count < p->threads.many_rows || p->memory.used >= p->memory.limit - p->memory.limit / FREE_SHARE)
         return false;
