@@ -71,8 +71,8 @@ def evidence_in_prose():
     def gain(case):
         return arm(case, "auto:15")["pooled"]
 
-    def lead(case):
-        peers = [row for row in cases[case] if {"ngram", "suffix"} & {*row["best_of"]}]
+    def lead(case, peers=("ngram", "suffix", "suffix-device")):
+        peers = [row for row in cases[case] if {*peers} & {*row["best_of"]}]
         return max(peers, key=lambda row: row["pooled"][0])["auto_over"]
 
     def each(of, device, running=128):
@@ -80,6 +80,7 @@ def evidence_in_prose():
 
     code, few = arm(("code", "h100", 128), "auto:15"), each(lead, "h100", 16)
     yield from each(gain, "h100")[:3] + each(lead, "h100")[:3]
+    yield lead(("rl", "h100", 128), ("ngram", "suffix"))[0]
     yield from (code["pooled"][0], each(lead, "h100")[3], code["worst"], min(few), max(few))
     yield from each(gain, "article")
     yield from (sum(of(case)[1] <= 1 <= of(case)[2] for case in cases) for of in (gain, lead))
