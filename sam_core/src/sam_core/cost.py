@@ -32,9 +32,7 @@ bounds how often noise looks like a change."""
 KEPT_AFTER_CHANGE = 0.3
 """Weight of earlier steps after such a change, which may also have changed the cost of larger steps."""
 MAX_SLOWDOWN = 0.3
-"""Residual from which a step is ignored unless the previous one of its kind was as slow; limits what a stall does. The
-first step with drafts counts, since it shows what drafts cost, at most with MAX_FIRST times the predicted seconds."""
-MAX_FIRST = 2
+"""Residual from which a step is ignored unless the previous one of its kind was as slow; limits what a stall does."""
 MEAN_SHARE = 0.02
 """Weight of each step in the mean seconds of a step, by which slopes are compared."""
 SWEEPS = 30, 4
@@ -62,7 +60,7 @@ class StepCost:
         graph_sizes: rows of the captured graphs; the engine pads a step to the next larger one.
 
     steps, with_drafts, without_prompts: number of steps so far, of those with drafts, and of those that read no prompt.
-    max_rows: rows of the largest step that read no prompt.
+    max_rows: rows of the largest step that read no prompt and was not ignored.
     """
 
     def __init__(self, memory: float = math.inf, graph_sizes: Iterable[int] = ()) -> None:
@@ -76,7 +74,7 @@ class StepCost:
         self._mean = 0.0  # seconds of a step
         self._residuals: deque[float] = deque(maxlen=SPEED_WINDOW)
         self._large = MAX_RESIDUAL  # a larger residual is large
-        self._was_slow = [False, True]  # whether the previous step without and with drafts was slow
+        self._was_slow = [False, False]  # whether the previous step without and with drafts was slow
 
     @property
     def fitted(self) -> bool:
@@ -104,10 +102,7 @@ class StepCost:
         self.without_prompts += not prompts
         if self.steps == 1:
             self._weights[_ONE] = self._mean = seconds
-        predicted = max(step_seconds(self._model, *step), 1e-12)
-        if drafts and self.with_drafts == 1:
-            seconds = min(seconds, MAX_FIRST * predicted)
-        residual = math.log(seconds / predicted)
+        residual = math.log(seconds / max(step_seconds(self._model, *step), 1e-12))
         follows = self._keep < 1 and self.steps > FIRST_STEPS
         factor, keep = self._follow(residual) if follows else (1.0, self._keep)
         slow = residual > MAX_SLOWDOWN
@@ -116,7 +111,7 @@ class StepCost:
         self._mean *= factor * (seconds / (factor * self._mean)) ** max(MEAN_SHARE, 1 / self.steps)
         sweeps = SWEEPS[self.steps > MANY_STEPS]
         learn_step(self._model, *step, seconds, factor, keep, leave_out, self._mean, sweeps)
-        if not prompts:
+        if not (prompts or leave_out):
             self.max_rows = max(self.max_rows, rows)
         return residual
 

@@ -163,7 +163,8 @@ class AutoSwitch(Switch):
     """In the first steps, while few steps had drafts or few read no prompt, one in COLD_INTERVAL of the steps that read
     prompts has drafts: in these steps the cost of drafts and the value of tokens are hard to tell."""
     MAX_GROWTH = 2
-    """Maximum size of a step with drafts, as a multiple of earlier steps; the cost of larger ones is unknown."""
+    """Maximum size of a step with drafts, as a multiple of earlier steps, since the cost of larger ones is unknown; of a
+    trial, as a multiple of its requests, which bounds what it costs."""
     MAX_CHECK_INTERVAL = 64
     """Maximum number of steps with drafts between two checks, at first 1; bounds the loss by checks."""
     TRIAL_INTERVALS = 32, 512
@@ -314,17 +315,17 @@ class AutoSwitch(Switch):
         """Draft lengths int32 [B], those that pay or those of a trial; arguments as for `choose`."""
         batch = len(contexts)
         worth = self.calibration.correct(scores)
-        limit = math.inf if uniform else self.MAX_GROWTH * max(self.cost.max_rows, batch)
         likely = [n for n in self._prompt_tokens if n or not self._reading]
         reads = any(likely)
 
-        def best(share: float) -> Choice:
+        def best(share: float, rows: int) -> Choice:
+            limit = math.inf if uniform else self.MAX_GROWTH * rows
             cost = NextCost(self.cost, limit, share=share)
             with_prompts = NextCost(self.cost, limit, likely, share) if reads else None
             width = self.k if uniform else 0
             return choose(worth, lengths, contexts, cost, width, with_prompts, self._rate, self.steps)
 
-        choice = best(1.0)
+        choice = best(1.0, max(self.cost.max_rows, batch))
         self._rate = choice.rate
         pays = choice.gain >= self.MIN_GAIN
         if pays:
@@ -333,7 +334,7 @@ class AutoSwitch(Switch):
             is_cold = reads and seen < FIRST_STEPS and self.cost.steps < self.COLD_STEPS
             pays = not is_cold or self._since_drafts >= self.COLD_INTERVAL - 1
         elif self._since_drafts >= self._trial_interval:
-            choice = best(self.TRIAL_SHARE)
+            choice = best(self.TRIAL_SHARE, batch)
             self._tries = choice.gain >= self.MIN_GAIN
         if self._set(pays):
             self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", batch)
