@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 from sam_lab.cli import LabError
 
-NAME = re.compile(r"([a-z_+-]+)(?:\[(.*)\])?(?::([1-9][0-9]*|[0-9]+(?:/[0-9]+){3}))?(?::([1-9][0-9]*))?(@async)?")
+PAIR = r"[a-z_]+=[0-9.]+"
+NAME = re.compile(
+    rf"([a-z_+-]+)(?:\[({PAIR}(?:,{PAIR})*)\])?(?::([1-9][0-9]*|[0-9]+(?:/[0-9]+){{3}}))?(?::([1-9][0-9]*))?(@async)?"
+)
 RANGES = (8, 32, 128)
 """Last number of running requests of each range that has a k of its own; the last range is open."""
 
@@ -35,9 +38,15 @@ def parse(name: str, forms: Collection[str] = ()) -> Arm:
     """The arm of a name; raises LabError unless it has one of the forms, if any are given."""
     found = NAME.fullmatch(name)
     method, given, k, threshold, asynchronous = found.groups("") if found else [""] * 5
-    form = method + (":K/K/K/K" if "/" in k else ":K" * bool(k)) + ":THRESHOLD" * bool(threshold) + asynchronous
+    form = (
+        method
+        + "[NAME=VALUE]" * bool(given)
+        + (":K/K/K/K" if "/" in k else ":K" * bool(k))
+        + ":THRESHOLD" * bool(threshold)
+        + asynchronous
+    )
     if not found or (forms and form not in forms):
         raise LabError(f"unknown arm {name!r}: choose from {', '.join(forms)}")
-    pairs = (each.split("=") for each in given.split(",") if each)
+    pairs = (pair.split("=") for pair in given.split(",") if pair)
     lengths = [int(each) for each in k.split("/") if k] * (1 if "/" in k else 4)
     return Arm(method, {key: float(value) for key, value in pairs}, lengths, int(threshold or 0), bool(asynchronous))

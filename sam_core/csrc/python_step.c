@@ -52,7 +52,7 @@ static PyObject *raise_step_error(pool_status status, const pool_error *error, c
     }
 }
 
-// The arguments of Pool_step before index_later.
+// The arguments of Pool_step.
 static char *step_names[] = {"slots",         "tokens",      "counts",  "k",      "out",
                              "lengths",       "scores",      "parents", "starts", "sources",
                              "match_lengths", "index_later", NULL};

@@ -43,12 +43,19 @@ PEERS = ("ngram", "suffix", suffix_device.NAME)
 """Those of vLLM. The first two are its code and need packages and sources."""
 CLOCKED = ("auto", "model+auto", suffix_device.NAME)
 """Those whose drafts depend on what steps take."""
-FORMS = [f"{method}:{k}" for method in PARAMETERS for k in ("K", "K/K/K/K")[: 2 - (method in CLOCKED)]]
+FORMS = [
+    f"{method}{parameters}:{k}"
+    for method in PARAMETERS
+    for parameters in ("", "[NAME=VALUE]")[: 1 + bool(PARAMETERS[method])]
+    for k in ("K", "K/K/K/K")[: 2 - (method in CLOCKED)]
+]
 
 
 def parse(name: str) -> Arm:
     """The arm of a name, with the defaults of its parameters."""
     arm = arms.parse(name, FORMS)
+    if unknown := arm.parameters.keys() - PARAMETERS[arm.method].keys():
+        raise LabError(f"arm {name!r} has no parameter {min(unknown)}: choose from {', '.join(PARAMETERS[arm.method])}")
     return arm._replace(parameters=PARAMETERS[arm.method] | arm.parameters)
 
 

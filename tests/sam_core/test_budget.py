@@ -312,6 +312,17 @@ def test_only_steps_that_were_learned_allow_larger_ones():
     assert cost.max_rows == 2 and cost.verify + cost.draft_context + float(cost.rows_cost(2)[0]) > 0.15
 
 
+def test_a_trial_drafts_about_a_token_of_each_request():
+    machine = Machine(batch=4, k=8, accept=0.7, noise=0, seconds=lambda rows: 1e-3 * rows)
+    machine.run(100)
+    machine.switch.cost.max_rows = 64
+    most = 0
+    for _ in range(600):
+        machine.step()
+        most = max(most, int(machine.given.sum()))
+    assert 0 < most <= machine.batch
+
+
 def test_a_check_that_is_faster_than_predicted_is_repeated_soon():
     machine = Machine(batch=28, accept=0.9, seconds=lambda rows: 0.02)
     machine.run(400)

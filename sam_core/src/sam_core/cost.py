@@ -106,8 +106,8 @@ class StepCost:
         follows = self._keep < 1 and self.steps > FIRST_STEPS
         factor, keep = self._follow(residual) if follows else (1.0, self._keep)
         slow = residual > MAX_SLOWDOWN
-        leave_out = slow and not self._was_slow[drafts]
-        self._was_slow[drafts] = slow
+        leave_out = slow and not self._was_slow[int(drafts)]
+        self._was_slow[int(drafts)] = slow
         self._mean *= factor * (seconds / (factor * self._mean)) ** max(MEAN_SHARE, 1 / self.steps)
         sweeps = SWEEPS[self.steps > MANY_STEPS]
         learn_step(self._model, *step, seconds, factor, keep, leave_out, self._mean, sweeps)

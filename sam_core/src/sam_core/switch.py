@@ -160,11 +160,11 @@ class AutoSwitch(Switch):
     """Maximum steps before drafting begins without a step that reads no prompt; bounds the loss of a server that always
     reads some."""
     COLD_STEPS, COLD_INTERVAL = 64, 4
-    """In the first steps, while few steps had drafts or few read no prompt, one in COLD_INTERVAL of the steps that read
-    prompts has drafts: in these steps the cost of drafts and the value of tokens are hard to tell."""
+    """In the first steps, while few steps had drafts or few read no prompt, at most one in COLD_INTERVAL of the steps
+    that read prompts has drafts: in these steps the cost of drafts and the value of tokens are hard to tell."""
     MAX_GROWTH = 2
-    """Maximum size of a step with drafts, as a multiple of earlier steps, since the cost of larger ones is unknown; of a
-    trial, as a multiple of its requests, which bounds what it costs."""
+    """Maximum size of a step with drafts, as a multiple of earlier steps, since the cost of larger ones is unknown; of
+    a trial, as a multiple of its requests, which bounds what it costs. Not with `uniform`."""
     MAX_CHECK_INTERVAL = 64
     """Maximum number of steps with drafts between two checks, at first 1; bounds the loss by checks."""
     TRIAL_INTERVALS = 32, 512

@@ -70,6 +70,9 @@ def read_table(file: Path) -> tuple[Hook, ...]:
     for line in re.sub(r"\\\n *", "", file.read_text()).splitlines():
         word, _, rest = line.strip().partition(" ")
         names = " ".join(rest.partition("(")[2].rstrip(")").replace(",", "").split())
+        needed = {"def": path, "why": found, "has": found, "until": found and ("(" in rest or rest.endswith(" absent"))}
+        if word in needed and not (rest and needed[word]):
+            raise ValueError(f"{file}: this line lacks something or comes too early: {line.strip()!r}")
         if word == "file":
             path = rest
         elif word == "def":
