@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sam_lab.cli import LabError
 
-PAIR = r"[a-z_]+=[0-9.]+"
+PAIR = r"[a-z_]+=[0-9]+(?:\.[0-9]+)?"
 NAME = re.compile(
     rf"([a-z_+-]+)(?:\[({PAIR}(?:,{PAIR})*)\])?(?::([1-9][0-9]*|[0-9]+(?:/[0-9]+){{3}}))?(?::([1-9][0-9]*))?(@async)?"
 )
@@ -49,4 +49,6 @@ def parse(name: str, forms: Collection[str] = ()) -> Arm:
         raise LabError(f"unknown arm {name!r}: choose from {', '.join(forms)}")
     pairs = (pair.split("=") for pair in given.split(",") if pair)
     lengths = [int(each) for each in k.split("/") if k] * (1 if "/" in k else 4)
+    if lengths and not any(lengths):
+        raise LabError(f"arm {name!r}: it never drafts")
     return Arm(method, {key: float(value) for key, value in pairs}, lengths, int(threshold or 0), bool(asynchronous))

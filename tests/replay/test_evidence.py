@@ -87,10 +87,12 @@ def test_a_rollout_takes_the_steps_of_the_replay():
 
 
 def test_what_is_no_arm_is_refused():
-    unknown = ("auto", "auto:3/3/3/3", "auto[min_prob=1]:3", "batch[x]:3", "batch:0", "batch:3/0", "batch:3:8")
-    for arm in (*unknown, "batch:3@async", "batch 3"):
+    parameters = ("auto[min_prob=1]:3", "batch[x]:3", "batch[min_prob=1.2.3]:3")
+    for arm in ("auto", "auto:3/3/3/3", "batch:0", "batch:3/0", "batch:3:8", "batch:3@async", "batch 3", *parameters):
         with pytest.raises(LabError, match="unknown arm .*: choose from ngram:K, ngram:K/K/K/K, .*, auto:K, model:K, "):
             parse(arm)
+    with pytest.raises(LabError, match="it never drafts"):
+        parse("batch:0/0/0/0")
     with pytest.raises(LabError, match="has no parameter depth: choose from min_prob"):
         parse("batch[depth=3]:4")
 
