@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from sam_core.options import DEFAULT_K, MAX_K, RULES, SOURCES, SWITCHES, VERIFY, Options
-from tables._records import table
+from tables._records import check_keys, table
 
 WORDS = {"rule": RULES, "switch": SWITCHES, "verify": VERIFY}
 
@@ -76,6 +76,10 @@ MEANINGS = {
 
 
 def options(language: str) -> str:
+    names = {field.name for field in fields(Options)}
+    where = f"[{language!r}] in docs/tables/options.py"
+    check_keys(f"MEANINGS{where}", MEANINGS[language], {"num_speculative_tokens", *names})
+    check_keys(f"VALUES{where}", VALUES[language], names - {*WORDS})
     none, head = (
         ("none", ["option", "default", "values", "effect"])
         if language == "en"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from tables._records import table
+from tables._records import check_keys, table
 
 ROOT = Path(__file__).resolve().parents[2]
 STATUSES = ("drafted", "excluded", "refused", "untested")
@@ -85,9 +85,24 @@ def rows_of(requests: dict, section: str) -> dict[str, str]:
     return {name: status for group in requests[section] for status in STATUSES for name in group.get(status, ())}
 
 
+def check_texts(language: str, requests: dict[str, dict]) -> None:
+    """Raise ValueError unless KINDS and REASONS have exactly the texts that the tables show."""
+    kinds = {name for each in requests.values() for name in rows_of(each, "kinds")}
+    explained = {
+        name if name in REASONS[language] else status
+        for each in requests.values()
+        for part in ("parameters", "kinds")
+        for name, status in rows_of(each, part).items()
+        if status in ("excluded", "refused")
+    }
+    check_keys(f"KINDS[{language!r}] in docs/tables/requests.py", KINDS[language], kinds)
+    check_keys(f"REASONS[{language!r}] in docs/tables/requests.py", REASONS[language], explained)
+
+
 def section(language: str, section: str) -> str:
     """A table with one row for all names with the same status in every column and the same reason."""
     requests = read_requests()
+    check_texts(language, requests)
     rows = {head: rows_of(each, section) for head, each in requests.items()}
     words, reasons = WORDS[language] | {"absent": "-"}, REASONS[language]
     names = dict.fromkeys(name for each in rows.values() for name in each)
