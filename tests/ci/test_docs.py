@@ -76,14 +76,13 @@ def evidence_in_prose():
         peers = [row for row in cases[case] if {*peers} & {*row["best_of"]}]
         return max(peers, key=lambda row: row["pooled"][0])["auto_over"]
 
-    def each(of, device, running=128):
-        return [of((name, device, running))[0] for name in ("rl", "long", "math", "code")]
+    def each(of, device):
+        return [of((name, device, 128))[0] for name in ("rl", "long", "math", "code")]
 
-    code, few = arm(("code", "h100", 128), "auto:15"), each(lead, "h100", 16)
+    code = arm(("code", "h100", 128), "auto:15")
     yield from each(gain, "h100")[:3] + each(lead, "h100")[:3]
     yield lead(("rl", "h100", 128), ("ngram", "suffix"))[0]
-    yield from (code["pooled"][0], each(lead, "h100")[3], code["worst"], min(few), max(few))
-    yield from each(gain, "article")
+    yield from (code["pooled"][0], each(lead, "h100")[3], code["worst"])
     yield from (sum(of(case)[1] <= 1 <= of(case)[2] for case in cases) for of in (gain, lead))
     yield from each(lambda case: arm(case, "batch")["auto_over"], "h100")
 
