@@ -49,9 +49,9 @@ REASONS = {
         "as in verl's 32B recipe for NPUs: no Megatron or MindSpeed to install",
         "与 verl 的 NPU 32B 配方相同：不需安装 Megatron 和 MindSpeed",
     ),
-    "train.tensor_parallel": ("Megatron only", "仅 Megatron"),
-    "train.pipeline_parallel": ("Megatron only", "仅 Megatron"),
-    "train.context_parallel": ("Megatron only", "仅 Megatron"),
+    "train.tensor_parallel": ("", ""),
+    "train.pipeline_parallel": ("", ""),
+    "train.context_parallel": ("", ""),
     "train.sequence_parallel": ("FSDP's way to share a long sequence", "FSDP 分担长序列的方式"),
     "train.max_tokens_per_die": ("", ""),
     "env.TASK_QUEUE_ENABLE": (
