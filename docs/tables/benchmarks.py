@@ -15,7 +15,7 @@ from sam_lab.replay import geometric_mean
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
 LEFT_OUT = re.compile(
     r"append, p99|in batches|step of 32|period|propose for (1|64|1024) |, count|k=3, (with|seq)|k=16|n=16, with|worst"
-    r"|large (group|history)|tree n=16, blend|bulk|text, newest|corpus, (size|build)"
+    r"|large (group|history)|tree n=16, blend|bulk|text, newest|corpus, (size|build)|private requests|drafted tokens"
 )
 """Rows of `make bench` that are only in the record, not on the page."""
 
@@ -53,6 +53,17 @@ def accepted(language: str) -> str:
             found = [row["ours"], *(row["peers"].get(peer) for peer in PEERS)]
             lines.append([bench_name(row), *(f"{each['median']:.3f}" if each else "" for each in found)])
     return f"{source('en', 'bench-acceptance')}\n\n{table(['', '`blend`', *PEERS.values()], lines)}"
+
+
+def sources(language: str) -> str:
+    """Tokens per step with and without history and corpus, and within a budget of memory."""
+    lines = []
+    for row in bench_rows("within a budget of memory") + bench_rows("acceptance"):
+        if not {"count", "count k=8"} & row["peers"].keys():
+            without = row["peers"].get("without")
+            figures = [f"{found['median']:.3f}" if found else "" for found in (row["ours"], without)]
+            lines.append([bench_name(row), *figures])
+    return table(["", "`blend`", "without"], lines)
 
 
 def sampler() -> Iterator[Row]:
@@ -134,6 +145,7 @@ def plan_thresholds() -> Iterator[Row]:
 TABLES = {
     "bench-cost": cost,
     "bench-acceptance": accepted,
+    "bench-sources": sources,
     "bench-sampler": Table(
         ("bench-sampler-h100",),
         sampler,
