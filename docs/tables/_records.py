@@ -8,13 +8,12 @@ A record, docs/results/NAME.json, has `command` (one, or a list), `date`, `commi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-CHINESE = {" cores": " 核", "1 thread": "单线程", " at `": " 提交 `", "; ": "；", ": ": "：", ", ": "，", "`.": "`。"}
 
 
 def read(name: str) -> dict[str, Any]:
@@ -29,19 +28,27 @@ def output(name: str) -> Any:
 
 def source(language: str, *names: str, commands: bool = True) -> str:
     """The commands of these records, then links to the records with their commits, by date and machine."""
+    signs = (" at ", ", ", ": ", "; ", ".") if language == "en" else (" 提交 ", "，", "：", "；", "。")
+    at, comma, colon, semicolon, end = signs
     lines: list[str] = []
     facts: dict[str, list[str]] = {}
     for name in names:
         record = read(name)
         lines += [record["command"]] if isinstance(record["command"], str) else record["command"]
-        link = f"[{name}](results/{name}.json) at `{record['commit']}`"
-        facts.setdefault(f"{record['date']}, {record['machine']}", []).append(link)
+        machine = record["machine"].replace(", ", comma)
+        machine = machine if language == "en" else machine.replace(" cores", " 核")
+        link = f"[{name}](results/{name}.json){at}`{record['commit']}`"
+        facts.setdefault(f"{record['date']}{comma}{machine}", []).append(link)
     block = "".join(f"    {line}\n" for line in lines) + "\n" if commands else ""
-    text = "; ".join(f"{when}: {', '.join(links)}" for when, links in facts.items()) + "."
-    if language == "zh":
-        for english, chinese in CHINESE.items():
-            text = text.replace(english, chinese)
-    return block + text
+    return block + semicolon.join(f"{when}{colon}{comma.join(links)}" for when, links in facts.items()) + end
+
+
+def check_keys(texts: str, found: Collection[str], wanted: Collection[str]) -> None:
+    """Raise ValueError unless the dictionary of texts that `texts` names has exactly the wanted keys."""
+    if stale := {*found} - {*wanted}:
+        raise ValueError(f"{texts} has the key {min(stale)!r}, which no English text has: remove it.")
+    if missing := {*wanted} - {*found}:
+        raise ValueError(f"{texts} lacks the key {min(missing)!r}: add it.")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
@@ -81,6 +88,8 @@ class Table:
             lines.append(line)
         text = table([head.strip() for head in self.heads.split("|")], lines, self.left)
         for english, chinese in self.chinese.items() if language == "zh" else ():
+            if english not in text:
+                raise ValueError(f"no English text has {english!r}: remove it from the table's Chinese words.")
             text = text.replace(english, chinese)
         return f"{source(language, *self.records, commands=self.commands)}\n\n{text}" if self.records else text
 

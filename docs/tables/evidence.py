@@ -14,7 +14,7 @@ SETS = {
     "code": ("code", "代码"),
 }
 CLOCKS = {"h100": ("H100",) * 2, "h200": ("H200",) * 2, "article": ("910C, costly verification", "910C，验证较贵")}
-AUTO, SHORT = "auto:15", "auto:3"
+AUTO = "auto:15"
 RELEASED = {"ngram", "suffix"}
 PEERS = RELEASED | {"suffix-device"}
 HEADLINE = ("h100", 128)
@@ -28,10 +28,6 @@ HEADS = {
 GAIN_HEADS = {
     "en": ("answers", "cost model", "`auto`, {} at once", "over vLLM's best model-free"),
     "zh": ("回答", "成本模型", "`auto`，同时 {} 条", "与 vLLM 不需要草稿模型的最优方法之比"),
-}
-ARM_HEADS = {
-    "en": ["answers", "arm", "gain", "`auto` over it", "tokens per step"],
-    "zh": ["回答", "方式", "收益", "`auto` 与它之比", "每步 token 数"],
 }
 
 
@@ -107,26 +103,6 @@ def gains(language: str) -> str:
     return f"{source(language, 'evidence')}\n\n{table(heads, lines, 2)}"
 
 
-def arms(language: str) -> str:
-    """A row for each set and arm except `auto:3`, with the headline's device and requests."""
-    by_case, lines = cases(), []
-    for of, titles in SETS.items():
-        rows = [row for row in by_case[of, *HEADLINE] if row["arm"] != SHORT]
-        for row in rows:
-            first = row is rows[0]
-            over = "" if row["arm"] == AUTO else interval(row["auto_over"])
-            lines.append(
-                [
-                    titles[language == "zh"] if first else "",
-                    f"`{row['arm']}`",
-                    interval(row["pooled"]),
-                    over,
-                    f"{row['tokens_per_step']:.2f}",
-                ]
-            )
-    return table(ARM_HEADS[language], lines, 2)
-
-
 def drafters(language: str) -> str:
     """A row for each set, model drafter and number of concurrent requests, from runs with independent hits and with
     correlated ones, in this order. The best other arm is the fastest of all that do not weigh both drafts."""
@@ -159,6 +135,5 @@ def drafters(language: str) -> str:
 TABLES = {
     "evidence": headline,
     "evidence-gains": gains,
-    "evidence-arms": arms,
     "evidence-drafters": drafters,
 }

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from sam_core.options import DEFAULT_K, MAX_K, RULES, SOURCES, SWITCHES, VERIFY, Options
-from tables._records import table
+from tables._records import check_keys, table
 
 WORDS = {"rule": RULES, "switch": SWITCHES, "verify": VERIFY}
 
@@ -33,7 +33,7 @@ VALUES = {
 MEANINGS = {
     "en": {
         "num_speculative_tokens": "maximum draft length; 3 by default for [models with state "
-        "layers](#models-with-state-layers). The article uses 3",
+        "layers](#models-with-state-layers)",
         "rule": "[how a draft is chosen](how-it-works.md#drafts-from-a-suffix-automaton)",
         "sources": "[where drafts come from](how-it-works.md#drafts-from-a-suffix-automaton); `history` needs `group`",
         "switch": "`auto`: [each request drafts as many tokens as pay off](#switch-auto). `batch`: all draft while at "
@@ -49,12 +49,11 @@ MEANINGS = {
         "min_prob": "a draft ends before the estimated probability that all of it is accepted falls below this; "
         "0 means 2^-30. `auto` uses at most 0.02. No effect with the plugin",
         "corpus": "a text collection for all requests, built by `python -m sam_core build-corpus`; it must be on every "
-        "node, and its tokens in the model's vocabulary. One built with `--tokenizer` is refused by models with "
-        "another tokenizer",
+        "node, and its tokens in the model's vocabulary",
         "history": "[keeps answers and learned values between runs](#history-between-runs); needs source `history`",
     },
     "zh": {
-        "num_speculative_tokens": "草稿的最大长度；[含状态层的模型](#含状态层的模型)默认为 3。文章取 3",
+        "num_speculative_tokens": "草稿的最大长度；[含状态层的模型](#含状态层的模型)默认为 3",
         "rule": "[草稿如何选取](how-it-works.zh.md#用后缀自动机生成草稿)",
         "sources": "[草稿取自何处](how-it-works.zh.md#用后缀自动机生成草稿)；用 `history` 必须同时用 `group`",
         "switch": "`auto`：[为每条请求选择划算的草稿长度](#开关-auto)；"
@@ -69,13 +68,17 @@ MEANINGS = {
         "min_prob": "草稿整段被接受的估计概率将低于此值时，草稿到此为止。取 0 时按 2^-30 计。用 `auto` 时，"
         "不高于 0.02。使用插件时不起作用",
         "corpus": "供所有请求使用的文本集，由 `python -m sam_core build-corpus` 生成；每个节点都要有，token "
-        "须在模型的词表内。用 `--tokenizer` 生成的，分词器不同的模型会拒绝",
+        "须在模型的词表内",
         "history": "[跨运行保存回答和学到的内容](#跨运行的历史)；须用来源 `history`",
     },
 }
 
 
 def options(language: str) -> str:
+    names = {field.name for field in fields(Options)}
+    where = f"[{language!r}] in docs/tables/options.py"
+    check_keys(f"MEANINGS{where}", MEANINGS[language], {"num_speculative_tokens", *names})
+    check_keys(f"VALUES{where}", VALUES[language], names - {*WORDS})
     none, head = (
         ("none", ["option", "default", "values", "effect"])
         if language == "en"

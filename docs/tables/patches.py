@@ -15,12 +15,11 @@ THREAD = re.compile(r"https://github\.com/[\w-]+/([\w-]+)/(?:pull|issues)/(\d+)|
 
 @dataclass(frozen=True)
 class Patch:
-    """The parts of a patch's message. `why` is the first sentence of its body, cut at a colon or semicolon if long;
-    `threads` are links to the pull requests and issues that its trailer "Upstream:" names."""
+    """The parts of a patch's message; `threads` are links to the pull requests and issues that its trailer "Upstream:"
+    names."""
 
     number: str
     title: str
-    why: str
     threads: list[str]
 
     @classmethod
@@ -31,11 +30,8 @@ class Patch:
         trailers = dict(re.findall(r"^(Upstream|Remove-when): (.+)", head, re.MULTILINE))
         if not message or len(trailers) < 2:
             raise ValueError(f"{path} lacks a body, Upstream: or Remove-when: in its message")
-        title, body = (" ".join(part.split()) for part in message.groups())
-        sentence = re.split(r"(?<=.\.)\s", body, maxsplit=1)[0]
-        why = re.sub(r"(?<=.{50})[:;] .*", ".", sentence, count=1)
         threads = [link(thread) for thread in THREAD.finditer(trailers["Upstream"])]
-        return cls(path.name[:4], title, why, threads)
+        return cls(path.name[:4], " ".join(message[1].split()), threads)
 
 
 def link(thread: re.Match[str]) -> str:
@@ -68,10 +64,8 @@ def patches(language: str) -> str:
 
 
 def cells(patch: Patch) -> list[str]:
-    """What a patch does, why if it fixes upstream, and where upstream discusses it."""
-    why = "" if patch.title.startswith("[sam]") else f" {patch.why}"
-    line = [f"**{patch.title}.**{why}", ", ".join(patch.threads)]
-    return [cell.replace("|", "\\|") for cell in line]
+    """What a patch does, and where upstream discusses it."""
+    return [cell.replace("|", "\\|") for cell in (patch.title, ", ".join(patch.threads))]
 
 
 TABLES = {"patches": patches}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tables._records import table
+from tables._records import check_keys, table
 
 from llm_rl import pin_set
 from llm_rl.recipe import KEYS, MAPPINGS, Key
@@ -136,8 +136,7 @@ def default(name: str, base: Any, words: dict[Any, str]) -> str:
 
 def recipe_keys(language: str) -> str:
     words, base = WORDS[language], yaml.safe_load(BASE.read_text())
-    if unknown := {*CHINESE} ^ {*KEYS} - {*MAPPINGS}:
-        raise ValueError(f"CHINESE in docs/tables/recipe_keys.py does not fit the keys: {', '.join(sorted(unknown))}")
+    check_keys("CHINESE in docs/tables/recipe_keys.py", CHINESE, {*KEYS} - {*MAPPINGS})
     head, meanings = ["键", "取值", "默认值", "含义"], CHINESE
     if language == "en":
         head = ["key", "values", "default", "meaning"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from tables._records import table
+from tables._records import check_keys, table
 
 ROOT = Path(__file__).resolve().parents[2]
 STATUSES = ("drafted", "excluded", "refused", "untested")
@@ -20,8 +20,8 @@ HEADS = {
 }
 KINDS = {
     "en": {
-        "sessions": "input that is streamed into one request (`StreamingInput`)",
-        "sessions_of_states": "the same, to a model [with state layers](#models-with-state-layers)",
+        "sessions_of_states": "input that is streamed into one request (`StreamingInput`), to a model "
+        "[with state layers](#models-with-state-layers)",
         "embeds": "prompt embeddings",
         "multi_modal": "images, video or audio",
         "lora": "a LoRA adapter",
@@ -29,11 +29,9 @@ KINDS = {
         "beam_search": "beam search",
         "priorities": "priorities (`scheduling_policy: priority`)",
         "kv_connectors": "KV connectors (`kv_transfer_config`)",
-        "salts": "a `cache_salt`",
     },
     "zh": {
-        "sessions": "向同一请求流式追加输入（`StreamingInput`）",
-        "sessions_of_states": "同上，模型是[含状态层的模型](#含状态层的模型)",
+        "sessions_of_states": "向同一请求流式追加输入（`StreamingInput`），模型是[含状态层的模型](#含状态层的模型)",
         "embeds": "prompt 以嵌入给出",
         "multi_modal": "图像、视频或音频",
         "lora": "LoRA 适配器",
@@ -41,7 +39,6 @@ KINDS = {
         "beam_search": "束搜索（beam search）",
         "priorities": "优先级（`scheduling_policy: priority`）",
         "kv_connectors": "KV connector（`kv_transfer_config`）",
-        "salts": "`cache_salt`",
     },
 }
 REASONS = {
@@ -85,15 +82,33 @@ def rows_of(requests: dict, section: str) -> dict[str, str]:
     return {name: status for group in requests[section] for status in STATUSES for name in group.get(status, ())}
 
 
+def shown_names(requests: dict[str, dict], section: str) -> dict[str, list[str]]:
+    """By name the status in each pin set, or "absent"; without the names that are drafted wherever they exist."""
+    rows = [rows_of(each, section) for each in requests.values()]
+    statuses = {name: [row.get(name, "absent") for row in rows] for row in rows for name in row}
+    return {name: found for name, found in statuses.items() if not {*found} <= {"drafted", "absent"}}
+
+
+def check_texts(language: str, requests: dict[str, dict]) -> None:
+    """Raise ValueError unless KINDS and REASONS have exactly the texts that the tables show."""
+    kinds = shown_names(requests, "kinds")
+    explained = {
+        name if name in REASONS[language] else status
+        for name, statuses in (shown_names(requests, "parameters") | kinds).items()
+        for status in statuses
+        if status in ("excluded", "refused")
+    }
+    check_keys(f"KINDS[{language!r}] in docs/tables/requests.py", KINDS[language], kinds)
+    check_keys(f"REASONS[{language!r}] in docs/tables/requests.py", REASONS[language], explained)
+
+
 def section(language: str, section: str) -> str:
     """A table with one row for all names with the same status in every column and the same reason."""
     requests = read_requests()
-    rows = {head: rows_of(each, section) for head, each in requests.items()}
-    words, reasons = WORDS[language] | {"absent": "-"}, REASONS[language]
-    names = dict.fromkeys(name for each in rows.values() for name in each)
+    check_texts(language, requests)
+    names, words, reasons = shown_names(requests, section), WORDS[language] | {"absent": "-"}, REASONS[language]
     grouped: dict[tuple[str, ...], list[str]] = {}
-    for name in names:
-        statuses = [each.get(name, "absent") for each in rows.values()]
+    for name, statuses in names.items():
         whys = [reasons.get(name) or reasons[status] for status in statuses if status in ("excluded", "refused")]
         cells = [words[status] for status in statuses]
         grouped.setdefault((*cells, "; ".join(dict.fromkeys(whys))), []).append(name)

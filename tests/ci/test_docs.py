@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Links lead somewhere, both languages have the same tables and commands, generated tables and figures are current."""
 
+import importlib
 import json
 import re
 import runpy
@@ -75,14 +76,13 @@ def evidence_in_prose():
         peers = [row for row in cases[case] if {*peers} & {*row["best_of"]}]
         return max(peers, key=lambda row: row["pooled"][0])["auto_over"]
 
-    def each(of, device, running=128):
-        return [of((name, device, running))[0] for name in ("rl", "long", "math", "code")]
+    def each(of, device):
+        return [of((name, device, 128))[0] for name in ("rl", "long", "math", "code")]
 
-    code, few = arm(("code", "h100", 128), "auto:15"), each(lead, "h100", 16)
+    code = arm(("code", "h100", 128), "auto:15")
     yield from each(gain, "h100")[:3] + each(lead, "h100")[:3]
     yield lead(("rl", "h100", 128), ("ngram", "suffix"))[0]
-    yield from (code["pooled"][0], each(lead, "h100")[3], code["worst"], min(few), max(few))
-    yield from each(gain, "article")
+    yield from (code["pooled"][0], each(lead, "h100")[3], code["worst"])
     yield from (sum(of(case)[1] <= 1 <= of(case)[2] for case in cases) for of in (gain, lead))
     yield from each(lambda case: arm(case, "batch")["auto_over"], "h100")
 
@@ -157,6 +157,18 @@ def test_generate_fills_the_tables_of_each_language(tmp_path):
     assert generate["generate"](tmp_path, tables) == stale
     lines = {"README.md": "[a](docs/page.md)", "docs/page.md": "[a](page.md)", "docs/page.zh.md": "[b](page.md)"}
     assert {name: (tmp_path / name).read_text().splitlines()[3] for name in lines} == lines
+
+
+def test_chinese_words_that_no_english_text_has_are_an_error(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    records = importlib.import_module("tables._records")
+    words = {"head": "列", "gone": "没有了"}
+    with pytest.raises(ValueError, match="no English text has 'gone'"):
+        records.Table((), list, "head", "key", chinese=words)("zh")
+    with pytest.raises(ValueError, match="WORDS has the key 'gone'"):
+        records.check_keys("WORDS", words, ["head"])
+    with pytest.raises(ValueError, match="WORDS lacks the key 'new'"):
+        records.check_keys("WORDS", words, ["head", "gone", "new"])
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("docs/recipes.*md")], ids=lambda page: page.name)

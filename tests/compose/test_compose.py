@@ -333,8 +333,7 @@ def test_the_largest_weight_fits_the_buffer_that_sends_it(given):
 
 
 def test_megatron_gets_the_operators_of_mindspeed(given):
-    """docs/recipe-keys.md: what verl's guide and the article's scripts set, and not what breaks the sending of
-    weights."""
+    """Those of verl's guide and of the article's scripts, and not those that break the sending of weights."""
     transformer = "+actor_rollout_ref.actor.megatron.override_transformer_config."
     rope = {"use_fused_rotary_pos_emb=true", "position_embedding_type=rope"}
     context = {"use_cp_send_recv_overlap=true", "use_fused_ring_attention_update=true"}
