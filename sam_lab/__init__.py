@@ -13,5 +13,4 @@ bench                       time, memory and acceptance compared with other draf
 evidence                    every way to speculate on recorded answers, with cost models of several devices
 papers                      SuffixDecoding, REST and GSD: their claims on recorded answers
 switch_worlds               switch `auto` in random worlds
-standin                     engines over the stand-in for torch_npu: host time, waits, launches
 """
