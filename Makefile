@@ -16,7 +16,7 @@ tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo evidence docs test test-all test-quick test-wheels test-ansible test-bed test-bed-long test-image wheels bench bench-asynchronous device-costs plan-article test-mutants site lint lock clean
+.PHONY: help demo evidence docs test test-all test-quick test-wheels test-ansible test-bed test-bed-long test-image wheels bench bench-asynchronous device-costs test-mutants site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -104,10 +104,6 @@ bench-asynchronous: known-pin-set ## acceptance and time of drafts made one step
 device-costs: known-pin-set ## waits, slow operators and launches of a step on a 910C, with drafts and without (minutes)
 	ci/setup-env $(PIN)
 	$(ENV)/python testing/engines/device_costs.py $(COSTS)
-
-plan-article: known-pin-set ## fit the planner to the article's figures, predict other published runs (a quarter of an hour)
-	ci/setup-env $(PIN)
-	$(ENV)/python -m sam_lab plan-article --draws 20 $(PLAN)
 
 test-mutants: known-pin-set ## remove each patch in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)

@@ -8,7 +8,7 @@ recordings                  recorded answers; `data` has small ones; `export` wr
 replay                      score a drafter on recorded answers; `replay_command` is the command
 drafters, automaton         drafters: sam_core's pool, the article's automaton in Python
 engine_replay               recorded answers drive the real engine
-plan                        predict a recipe's rollout; `article` fits it to the article's figures
+plan                        predict a recipe's rollout
 bench                       time, memory and acceptance compared with other drafters
 evidence                    every way to speculate on recorded answers, with cost models of several devices
 papers                      SuffixDecoding, REST and GSD: their claims on recorded answers

@@ -12,7 +12,6 @@ from sam_core import console
 
 COMMANDS = {
     "plan": ("sam_lab.plan.command", "predict a recipe's rollout without and with SAM"),
-    "plan-article": ("sam_lab.plan.article", "fit the planner to the article's figures, predict other published runs"),
     "evidence": ("sam_lab.evidence.command", "compare all ways to speculate on shipped answers, with cost models"),
     "replay": ("sam_lab.replay_command", "score sam_core's drafting rules on recorded answers"),
     "engine-replay": ("sam_lab.engine_replay.command", "let recorded answers drive the real engine"),

@@ -154,6 +154,7 @@ TABLES = {
         "machine | requests | ms: 0.11 | 0.13 | `rejection` | `seeded` | operators/waits/AICPU: 0.11 | 0.13 | "
         "`rejection` | `seeded`",
         "machine | batch | 0.11 ms | 0.13 ms | rejection ms | seeded ms | 0.11 | 0.13 | rejection | seeded",
+        commands=False,
     ),
     "bench-asynchronous": Table(
         ("bench-asynchronous",),
@@ -167,6 +168,7 @@ TABLES = {
         host,
         "vllm-ascend | requests | no speculation, ms | off | free drafts | `rejection` | `seeded`",
         "version | batch | plain:.2f | off | free drafts | rejection | seeded",
+        commands=False,
     ),
     "switch-worlds": Table(
         ("switch-worlds",),
@@ -180,5 +182,6 @@ TABLES = {
         "threshold, k = 3 | a verifying step as in the article's stack | without its waits | without waits, graphs in "
         "both arms",
         "threshold | article | no waits | graphs",
+        commands=False,
     ),
 }

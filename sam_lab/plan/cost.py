@@ -53,8 +53,8 @@ DIES = {
     "H100": Die("H100 SXM", 3.35e12, 989e12, 450e9, launch=6e-6, context_share=0.7),
 }
 """910C: Serving Large Language Models on Huawei CloudMatrix384 (arXiv 2506.12708), section 3: a package of two dies has
-752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch and max_verify are what `python -m
-sam_lab plan-article` fits.
+752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch and max_verify were fitted to the
+article (docs/results/plan-article.json).
 H100: NVIDIA's data sheet; launch is an assumption."""
 
 

@@ -48,7 +48,7 @@ class Inputs:
     cost: Cost
     together: Acceptance
     spread: Acceptance
-    routing: str
+    routing: str = "sticky"
 
     @property
     def acceptance(self) -> Acceptance:
@@ -73,7 +73,7 @@ class Inputs:
             cost = roofline(self.plan.shape, self.plan.tensor, self.plan.expert, device, self.plan.eager)
         lengths = self.lengths.longer(float(rng.uniform(0.8, 1.2)))
         together, spread = self.together.scaled(factor), self.spread.scaled(factor)
-        return Inputs(self.plan, lengths, cost, together, spread, self.routing)
+        return replace(self, lengths=lengths, cost=cost, together=together, spread=spread)
 
 
 def seconds_of_step(plan: Setup, longest: float, trained: float) -> tuple[float, float]:
