@@ -14,7 +14,7 @@ from sam_lab.replay import geometric_mean
 
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
 LEFT_OUT = re.compile(
-    r"append, p99|in batches|step of 32|period|propose for (1|64|1024) |, count|k=3, (with|seq)|k=16|n=16, with|worst"
+    r"propose for (1|64|1024) |k=3, seq|worst"
 )
 """Rows of `make bench` that are only in the record, not on the page."""
 
@@ -77,7 +77,7 @@ def sampler() -> Iterator[Row]:
 
 
 def asynchronous() -> Iterator[Row]:
-    """Drafts made before their tokens are indexed, and drafts made on the device, also compared with SuffixGPU's.
+    """Drafts made before their tokens are indexed, and drafts made on the device.
 
     Geometric means over sets, by context and k.
     """
@@ -89,8 +89,6 @@ def asynchronous() -> Iterator[Row]:
         for drafts in ("early", "late"):
             shares = [each[drafts] / each["now"] for each in sets]
             row |= {drafts: geometric_mean(shares), f"{drafts}, worst": min(shares)}
-        on_few = [each["on_few"] for each in sets]
-        row["lead"] = geometric_mean([each["late"] / each["suffix_gpu"] for each in on_few])
         yield row
 
 
@@ -159,9 +157,8 @@ TABLES = {
     "bench-asynchronous": Table(
         ("bench-asynchronous",),
         asynchronous,
-        "drafts | tokens per step | drafted before indexing: share | worst set | made one step late: share | worst set "
-        "| of SuffixGPU's",
-        "name | now:.3f | early:.3f | early, worst:.3f | late:.3f | late, worst:.3f | lead:.3f",
+        "drafts | tokens per step | drafted before indexing: share | worst set | made one step late: share | worst set",
+        "name | now:.3f | early:.3f | early, worst:.3f | late:.3f | late, worst:.3f",
     ),
     "bench-host": Table(
         ("bench-host-0.11", "bench-host-0.23"),
