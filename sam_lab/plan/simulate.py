@@ -20,8 +20,8 @@ from sam_lab.plan.cost import Cost
 Float64 = npt.NDArray[np.float64]
 
 EDGES = np.array([128, 256, 512, 1024, 2048, 4096, 8192, 16384, 26000])
-"""Positions in the answer at which acceptance may change: the bins of sam_lab.replay, smaller ones at the beginning,
-and where the article's curve rises."""
+"""Positions in the answer at which acceptance may change: doubled from bin to bin, and where the article's curve
+rises."""
 BINS = len(EDGES) + 1
 BLOCK = 16
 """Tokens per block of keys and values. Before an engine starts a request, it keeps one block free for each."""
