@@ -22,7 +22,7 @@ from sam_core.switch import BatchSwitch
 import sam_core
 from sam_lab.automaton import Automaton
 from sam_lab.bench import peers
-from sam_lab.bench.ours import MEMORY, NOTHING, RULES, Engine, SamBatch, feed
+from sam_lab.bench.ours import MEMORY, RULES, Engine, SamBatch, feed
 from sam_lab.bench.peers import sglang
 from sam_lab.bench.rows import Figure, Row, Sample, Targets, alternate
 from sam_lab.bench.texts import SIBLINGS, collection, ordinary

@@ -31,7 +31,7 @@ PATTERN = (
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
-class Row(NamedTuple):
+class SourceAnswer(NamedTuple):
     """One answer, as text."""
 
     prompt_id: str
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def recorded(row: Row, encode: Callable[[str], list[int]]) -> dict[str, Any]:
+def recorded(row: SourceAnswer, encode: Callable[[str], list[int]]) -> dict[str, Any]:
     """A line of a recording."""
     kept = {
         name: value for name, value in row._asdict().items() if value is not None and name not in ("prompt", "answer")
@@ -179,7 +179,7 @@ def _chat(question: str, system: str = "") -> str:
     return f"{before}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def _reasoning_gym(content: bytes, path: str) -> Iterator[Row]:
+def _reasoning_gym(content: bytes, path: str) -> Iterator[SourceAnswer]:
     record = json.loads(content)
     model = record["metadata"]["model"].split("/")[-1]
     for category in record["categories"]:
@@ -188,7 +188,7 @@ def _reasoning_gym(content: bytes, path: str) -> Iterator[Row]:
                 question = result["question"]
                 name = f"{dataset['name']}/{hashlib.sha1(question.encode()).hexdigest()[:10]}"
                 for completion in result["completions"]:
-                    yield Row(
+                    yield SourceAnswer(
                         f"rg/{name}",
                         f"{name}|{path}",
                         model,
@@ -204,7 +204,7 @@ def _checkpoint(model: str) -> int:
     return int(step[1]) if step else 0 if model == "Qwen2.5-3B-Instruct" else 500
 
 
-def _queries(content: bytes, path: str) -> Iterator[Row]:
+def _queries(content: bytes, path: str) -> Iterator[SourceAnswer]:
     for result in json.loads(content)["results"]:
         thoughts = result.get("thinking") or []
         for number, output in enumerate(result["output"]):
@@ -213,29 +213,33 @@ def _queries(content: bytes, path: str) -> Iterator[Row]:
             answer = (before + (output or "").strip("\n")).rstrip("\n")
             name = result["prompt_id"]
             group = f"{name}|{result['llm']}|{path}"
-            yield Row(name, group, result["llm"], _chat(result["prompt"].strip()), _ended(answer))
+            yield SourceAnswer(name, group, result["llm"], _chat(result["prompt"].strip()), _ended(answer))
 
 
-def _simple_rl(content: bytes, path: str) -> Iterator[Row]:
+def _simple_rl(content: bytes, path: str) -> Iterator[SourceAnswer]:
     for line in content.decode().splitlines():
         record = json.loads(line)
         for answer in record["code"]:
             name = f"math/{record['idx']}"
-            yield Row(name, name, "Qwen2.5-Math", _chat(record["question"].strip(), SYSTEM), _ended(answer.strip()))
+            yield SourceAnswer(
+                name, name, "Qwen2.5-Math", _chat(record["question"].strip(), SYSTEM), _ended(answer.strip())
+            )
 
 
-def _code(content: bytes, path: str) -> Iterator[Row]:
+def _code(content: bytes, path: str) -> Iterator[SourceAnswer]:
     for number, line in enumerate(content.decode().splitlines()):
         record = json.loads(line)
         for sample in record["samples"]:
-            yield Row(f"humaneval/{number}", f"humaneval/{number}", "codegen-16B-mono", record["prompt"], sample)
+            yield SourceAnswer(
+                f"humaneval/{number}", f"humaneval/{number}", "codegen-16B-mono", record["prompt"], sample
+            )
 
 
 def _ended(answer: str) -> str:
     return f"{answer}<|im_end|>"
 
 
-PARSERS: dict[str, Callable[[bytes, str], Iterator[Row]]] = {
+PARSERS: dict[str, Callable[[bytes, str], Iterator[SourceAnswer]]] = {
     "open-thought/reasoning-gym-eval": _reasoning_gym,
     "cpldcpu/MisguidedAttention": _queries,
     "cpldcpu/LRMTokenEconomy": _queries,

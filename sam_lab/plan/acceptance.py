@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from sam_core.budget import Calibration, choose
 
+from sam_lab.cost import Cost, RunningCost
 from sam_lab.drafters import Watched
-from sam_lab.plan.cost import Cost, RunningCost
 from sam_lab.plan.simulate import BINS, EDGES, Policy
 from sam_lab.recordings import Answer, make_scopes
 from sam_lab.replay import replay

@@ -18,10 +18,9 @@ from llm_rl import config, layout
 from llm_rl.recipe import Recipe
 from llm_rl.shape import SHAPES, Shape, read_shape, why_unknown
 from sam_lab.cli import LabError, check_outputs, positive
-from sam_lab.evidence import devices
+from sam_lab.cost import DIES, Cost, Die, fitted, measured, roofline
 from sam_lab.plan import check, figure, words
 from sam_lab.plan.acceptance import Acceptance, recorded
-from sam_lab.plan.cost import DIES, Cost, Die, fitted, roofline
 from sam_lab.plan.lengths import Lengths, Recorded
 from sam_lab.plan.step import SPREAD, Setup, setup
 from sam_lab.plan.study import Inputs, study
@@ -175,7 +174,7 @@ def _clock(recipe: Recipe, plan: Setup, shape: Shape) -> tuple[Die | None, Cost,
             f"cluster.device is {kind}, for which there is no cost model: fit one to a replay with --cost FILE"
         )
     if name == "H100" and shape == SHAPES["Qwen3-8B"] and plan.tensor == 1 and not plan.eager:
-        return None, devices.measured("h100", "").cost, "H100, measured steps (sam_lab/evidence/h100.json)"
+        return None, measured("h100"), "H100, measured steps (sam_lab/data/cost-h100.json)"
     device = DIES[name]
     return device, roofline(shape, plan.tensor, plan.expert, device, plan.eager), f"{device.name}, a roofline"
 

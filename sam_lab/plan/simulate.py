@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sam_lab.plan.cost import Cost
+from sam_lab.cost import Cost
 
 Float64 = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from llm_rl import layout
 from llm_rl.layout import GIB
 from llm_rl.recipe import Recipe
 from llm_rl.shape import Shape
-from sam_lab.plan.cost import Cost
+from sam_lab.cost import Cost
 from sam_lab.plan.simulate import Engines, Policy, Trace
 
 SWITCHING = 40.0

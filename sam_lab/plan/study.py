@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sam_lab.cost import Cost, Die, roofline
 from sam_lab.plan.acceptance import Acceptance
 from sam_lab.plan.check import tail_contexts
-from sam_lab.plan.cost import Cost, Die, roofline
 from sam_lab.plan.lengths import Int64
 from sam_lab.plan.simulate import Policy
 from sam_lab.plan.step import SWITCHING, Round, Setup, Tails, engines

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from recording import line, write
 
+from sam_lab.cost import Cost
 from sam_lab.evidence.arms import make
 from sam_lab.evidence.devices import Device
 from sam_lab.evidence.rollout import column, roll_out
-from sam_lab.plan.cost import Cost
 from sam_lab.recordings import Answer, make_scopes, read_answers
 from sam_lab.replay import replay
 from sam_lab.suffix_device import (

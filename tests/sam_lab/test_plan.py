@@ -16,11 +16,11 @@ import pytest
 
 from llm_rl.shape import SHAPES
 from sam_lab.__main__ import main
+from sam_lab.cost import DIES, Cost, RunningCost, fitted, roofline
 from sam_lab.drafters import SamDrafter
 from sam_lab.engine_replay.command import choose
 from sam_lab.plan import check, words
 from sam_lab.plan.acceptance import KS, Acceptance, recorded
-from sam_lab.plan.cost import DIES, Cost, RunningCost, fitted, roofline
 from sam_lab.plan.lengths import Lengths, Recorded
 from sam_lab.plan.simulate import BINS, EDGES, Engines, Policy
 from sam_lab.plan.step import Setup, Tails, deal, engines

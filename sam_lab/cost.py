@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of a step: by roofline from a model's shape and a device's figures, or fitted to recorded steps."""
+"""Cost of a step: by roofline from a model's shape and a device's figures, fitted to recorded steps, or measured."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +13,12 @@ import numpy.typing as npt
 from sam_core.cost import StepCost
 
 from llm_rl.shape import Shape
+from sam_lab.recordings import DATA
 
 Float64 = npt.NDArray[np.float64]
+
+MEASURED = {name: DATA / f"cost-{name}.json" for name in ("cpu", "h100")}
+"""Costs of a step of vLLM; `about` in each file says which one."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,14 @@ def roofline(shape: Shape, tensor: int, expert: int, device: Die, eager: bool = 
         floor=shape.layers * operators * device.launch if eager else 0.0,
         verify=shape.layers * device.verify,
     )
+
+
+def measured(name: str) -> Cost:
+    """The cost in a file of MEASURED: `rows` with their `seconds`, `context` and `draft_context` in seconds per 1,000
+    tokens, and `verify`."""
+    record = json.loads(MEASURED[name].read_text())
+    rows, seconds = (np.array(record[key], float) for key in ("rows", "seconds"))
+    return Cost(rows, seconds, **{key: record.get(key, 0.0) for key in ("context", "draft_context", "verify")})
 
 
 def fitted(steps: Sequence[dict[str, Any]]) -> Cost:
