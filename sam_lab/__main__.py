@@ -16,7 +16,6 @@ COMMANDS = {
     "replay": ("sam_lab.replay_command", "score sam_core's drafting rules on recorded answers"),
     "engine-replay": ("sam_lab.engine_replay.command", "let recorded answers drive the real engine"),
     "export": ("sam_lab.export", "write a recording from rollout dumps or a run's folder"),
-    "rebuild": ("sam_lab.evidence.rebuild", "rebuild the full recordings of the shipped answers from their sources"),
     "papers": ("sam_lab.papers.command", "measure the claims of SuffixDecoding, REST and GSD on recorded answers"),
     "switch-worlds": ("sam_lab.switch_worlds.command", "run switch auto in random worlds"),
     "bench": ("sam_lab.bench.command", "measure sam_core and other drafters, against its targets"),
