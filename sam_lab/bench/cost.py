@@ -31,7 +31,7 @@ from sam_lab.recordings import temporary_corpus
 
 SECTION = "time and memory"
 BATCH = 64
-PEER_ROWS = 8  # in loops over one request after another their cost a request does not depend on the batch
+PEER_ROWS = 8  # the cost per request of a peer that loops over requests does not depend on their number
 REQUESTS = (1, 1024)
 SWITCHES: dict[str, dict[str, Any]] = {
     "off": {"switch": "batch"},

@@ -58,7 +58,6 @@ class Trace:
     steps: list[int] = field(default_factory=list)
     running: list[npt.NDArray[np.int64]] = field(default_factory=list)
     emitted: list[float] = field(default_factory=list)
-    ended: dict[tuple[int, int], float] = field(default_factory=dict)  # (rank, request): when
     preempted: int = 0
 
     @property
@@ -232,8 +231,6 @@ class Engines:
         trace.emitted.append(float((self.position - before).sum()))
         self.clock += seconds
         over = (rate > 0) & (self.length - self.position <= DONE)
-        for rank, slot in np.argwhere(over).tolist():
-            trace.ended[rank, int(self.number[rank, slot])] = self.clock
         self.number[over] = -1
         if (context + growth * steps + (2 + self.states) * running > self.capacity).any():
             self._preempt()

@@ -114,7 +114,6 @@ def test_every_token_once(ranks, capacity, states):
     prompts, answers = load(3, ranks, 40)
     trace = Engines(prompts, answers, 8, capacity, states=states).run(COST, policy_of(4, 8, 5))
     assert sum(trace.emitted) == pytest.approx(sum(a.sum() for a in answers))
-    assert sorted(trace.ended) == [(rank, i) for rank in range(ranks) for i in range(40)]
     assert (trace.preempted > 0) == (capacity < np.inf)
     assert trace.total == pytest.approx(sum(trace.seconds))
     most = np.array(trace.running).max()
