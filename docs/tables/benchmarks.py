@@ -13,7 +13,7 @@ from sam_lab.bench.rows import figure
 from sam_lab.replay import geometric_mean
 
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
-LEFT_OUT = re.compile(r"propose for (1|64|1024) |k=3, seq|worst")
+LEFT_OUT = re.compile(r"propose for (1|1024) |k=3, seq|worst")
 """Rows of `make bench` that are only in the record, not on the page."""
 
 

@@ -157,16 +157,10 @@ def study(
         name: {what: np.quantile(of, [WORST, 1 - WORST]).tolist() for what, of in found[key].items()}
         for name, key in chosen.items()
     }
-    routing = {}
-    for way in ("spread", "sticky"):
-        routed = replace(inputs, routing=way)
-        results = [rounds_of(routed, seed, [current], False, partial(progress, f"routing {way}")) for seed in SEEDS]
-        routing[way] = {
-            "off_s": float(np.mean([of_seed["off"].longest for of_seed in results])),
-            "batch_s": float(np.mean([of_seed[current].longest for of_seed in results])),
-            "imbalance": float(np.mean([of_seed["off"].longest / of_seed["off"].mean for of_seed in results])),
-            "accepted": float(routed.acceptance.gain[routed.acceptance.ks.index(plan.k), -1]),
-        }
+    routing = {
+        way: _routed(replace(inputs, routing=way), current, partial(progress, f"routing {way}"))
+        for way in ("spread", "sticky")
+    }
     return {
         "figures": figures,
         "ranges": ranges,
@@ -176,6 +170,17 @@ def study(
         "auto_gain": gains["auto"],
         "routing": routing,
         "traces": {name: max(rounds[0][key].traces, key=attrgetter("total")) for name, key in chosen.items()},
+    }
+
+
+def _routed(inputs: Inputs, current: tuple[int, int], progress: Callable[[], None]) -> dict[str, float]:
+    """Seconds of the slowest engine without drafts and with the recipe's switch, with this routing."""
+    results = [rounds_of(inputs, seed, [current], False, progress) for seed in SEEDS]
+    return {
+        "off_s": float(np.mean([of_seed["off"].longest for of_seed in results])),
+        "batch_s": float(np.mean([of_seed[current].longest for of_seed in results])),
+        "imbalance": float(np.mean([of_seed["off"].longest / of_seed["off"].mean for of_seed in results])),
+        "accepted": float(inputs.acceptance.gain[inputs.acceptance.ks.index(inputs.plan.k), -1]),
     }
 
 
