@@ -236,9 +236,9 @@ class _Requests:
         read: npt.NDArray[np.int64],
         accepted: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int32]:
-        """End a step of these slots, some of which decode, the others read; returns the tokens that each has got.
+        """End a step of these slots; returns the tokens that each has got.
 
-        accepted: draft tokens of those that decode.
+        decoding, read: slots that decode, and those that read prompts. accepted: draft tokens of those that decode.
         """
         gained = np.zeros(len(self.running), np.int32)
         gained[decoding] = np.minimum(1 + accepted, self.unwritten[decoding])
