@@ -5,13 +5,14 @@
 
 cli, figures, workers       shared by the commands
 recordings                  recorded answers; `data` has small ones; `export` writes them
+cost                        what an engine step takes: a roofline, fitted, or measured
 replay                      score a drafter on recorded answers; `replay_command` is the command
 drafters, automaton         drafters: sam_core's pool, the article's automaton in Python
+completion, suffix_device   in numpy: the device's part of late drafts, and vLLM's suffix decoding on the device
 engine_replay               recorded answers drive the real engine
-plan                        predict a recipe's rollout; `article` fits it to the article's figures
+plan                        predict a recipe's rollout
 bench                       time, memory and acceptance compared with other drafters
 evidence                    every way to speculate on recorded answers, with cost models of several devices
 papers                      SuffixDecoding, REST and GSD: their claims on recorded answers
 switch_worlds               switch `auto` in random worlds
-standin                     engines over the stand-in for torch_npu: host time, waits, launches
 """

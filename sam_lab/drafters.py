@@ -100,7 +100,7 @@ class SamDrafter:
         return arrays
 
 
-class Draft(NamedTuple):
+class VerifiedDraft(NamedTuple):
     """One draft of a replay.
 
     Attributes:
@@ -121,7 +121,7 @@ class Watched(SamDrafter):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.drafts: list[Draft] = []
+        self.drafts: list[VerifiedDraft] = []
         self._last: dict[int, tuple[list[int], npt.NDArray[np.float32]]] = {}
         self._position: dict[int, int] = {}
 
@@ -138,7 +138,7 @@ class Watched(SamDrafter):
             position = self._position.get(request, 0)
             if request in self._last:
                 draft, scores = self._last.pop(request)
-                self.drafts.append(Draft(request, position, scores, accept_chain(draft, row, 0)))
+                self.drafts.append(VerifiedDraft(request, position, scores, accept_chain(draft, row, 0)))
             self._position[request] = position + len(row)
 
     def scores(self, k: int) -> npt.NDArray[np.float64]:

@@ -19,9 +19,6 @@ import numpy.typing as npt
 
 from sam_lab.recordings import Scope
 
-BINS = {"0-1k": 1024, "1-2k": 2048, "2-4k": 4096, "4-8k": 8192, "8-16k": 16384, "16k+": 1 << 60}
-MIN_BIN_STEPS = 200
-
 Tree = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents of nodes, parents first; parent -1 is the end of the text."""
 Counts = dict[str, list[int]]
@@ -106,27 +103,18 @@ class _Request:
         return self.at >= len(self.response)
 
 
-def _bin(at: int) -> str:
-    return next(name for name, end in BINS.items() if at < end)
-
-
 class _Tally:
     """Sums over the steps of one configuration."""
 
     def __init__(self) -> None:
-        self.steps = self.tokens = self.proposed = self.accepted = self.drafts = self.requests = 0
+        self.steps = self.tokens = self.proposed = self.accepted = self.requests = 0
         self.draft_s = self.append_s = 0.0
-        self.bins = {name: [0, 0] for name in BINS}
 
-    def add(self, at: int, proposed: int, accepted: int, tokens: int) -> None:
+    def add(self, proposed: int, accepted: int, tokens: int) -> None:
         self.steps += 1
         self.tokens += tokens
         self.proposed += proposed
         self.accepted += accepted
-        self.drafts += proposed > 0
-        steps_tokens = self.bins[_bin(at)]
-        steps_tokens[0] += 1
-        steps_tokens[1] += tokens
 
     def figures(self) -> dict[str, Any]:
         steps, tokens = max(self.steps, 1), max(self.tokens, 1)
@@ -139,14 +127,8 @@ class _Tally:
             "steps": self.steps,
             "tokens": self.tokens,
             "requests": self.requests,
-            "draft_rate": round(self.drafts / steps, 4),
             "us_propose": round(1e6 * self.draft_s / steps, 2),
             "us_append_per_token": round(1e6 * self.append_s / tokens, 3),
-            "bins": {
-                name: round(tokens_of_bin / count, 4)
-                for name, (count, tokens_of_bin) in self.bins.items()
-                if count >= MIN_BIN_STEPS
-            },
         }
 
 
@@ -222,7 +204,7 @@ class _Replay:
         target, at = request.response, request.at
         accepted = accept_tree(tokens, parents, target, at) if self.tree else accept_chain(tokens, target, at)
         row = target[at : at + accepted + 1]
-        self.tally.add(at, len(tokens), accepted, len(row))
+        self.tally.add(len(tokens), accepted, len(row))
         request.at += len(row)
         if self.by_prompt is not None:
             sums = self.by_prompt.setdefault(request.prompt_id, [0, 0])
@@ -255,9 +237,8 @@ def replay(
 
     Returns:
         tokens_per_step, proposed_per_step (drafted tokens per step), precision (accepted of the drafted tokens),
-        accepted, proposed, steps, tokens, requests, draft_rate (steps with a draft), us_propose (us per step),
-        us_append_per_token (microseconds), bins (tokens per step by position in the answer, bins of 200 steps or more)
-        and, where the drafter has it, by_source.
+        accepted, proposed, steps, tokens, requests, us_propose (us per step), us_append_per_token (microseconds) and,
+        where the drafter has it, by_source.
     """
     run = _Replay(drafter, context, k, tree, progress, by_prompt)
     waiting = run.starts(scopes, one_by_one=running == 1 and context in ("request", "sequential"))

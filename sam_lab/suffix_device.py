@@ -40,7 +40,7 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 
-class Draft(NamedTuple):
+class SuffixDraft(NamedTuple):
     """Tokens, the length of the match that they follow, and whether it is in the corpus."""
 
     tokens: list[int]
@@ -148,7 +148,7 @@ class SuffixDevice:
     def __init__(self, depth: int = DEPTH, corpus: Corpus | None = None) -> None:
         self.depth, self.corpus = depth, corpus
 
-    def draft(self, texts: Sequence[Int32], k: int) -> list[Draft]:
+    def draft(self, texts: Sequence[Int32], k: int) -> list[SuffixDraft]:
         entries = lengths = np.zeros((len(texts), 1), np.int64)
         if self.corpus:
             tails = np.full((len(texts), self.depth), BEFORE, np.int32)
@@ -159,10 +159,10 @@ class SuffixDevice:
         drafts = []
         for text, places, found in zip(texts, entries, lengths, strict=True):
             own, end = own_match(text, self.depth)
-            draft = Draft(text[end : end + k].tolist() if own else [], own, False)
+            draft = SuffixDraft(text[end : end + k].tolist() if own else [], own, False)
             if self.corpus and found.max() > own:
                 tokens, match = self.corpus.vote(places, found, k)
-                draft = Draft(tokens, match, True) if match > own else draft
+                draft = SuffixDraft(tokens, match, True) if match > own else draft
             drafts.append(draft)
         return drafts
 
@@ -172,20 +172,20 @@ class SuffixDevice:
             self.corpus.add(text[max(prompt - PROMPT_TAIL, 0) :])
 
 
-class Acceptance:
+class AcceptedByClass:
     """How often tokens were accepted, by source, length of the match, and place in the draft."""
 
     def __init__(self, k: int) -> None:
         self.accepted, self.verified = np.zeros((2, 2, len(LENGTHS) + 1, k), np.int64)
         self.steps = 0
 
-    def probabilities(self, draft: Draft) -> npt.NDArray[np.float64]:
+    def probabilities(self, draft: SuffixDraft) -> npt.NDArray[np.float64]:
         """The probability of each token that it is accepted if all before it are."""
         at = self._class(draft)
         accepted, verified = (counts[at][: len(draft.tokens)] for counts in (self.accepted, self.verified))
         return np.asarray((accepted + 1) / (verified + 2))
 
-    def add(self, draft: Draft, verified: int, accepted: int) -> None:
+    def add(self, draft: SuffixDraft, verified: int, accepted: int) -> None:
         """Count a draft of which this many tokens were verified, and this many accepted."""
         at = self._class(draft)
         self.accepted[at][:accepted] += 1
@@ -198,7 +198,7 @@ class Acceptance:
             self.verified >>= 1
 
     @staticmethod
-    def _class(draft: Draft) -> Any:
+    def _class(draft: SuffixDraft) -> Any:
         return int(draft.from_corpus), int(np.searchsorted(LENGTHS, draft.match))
 
 

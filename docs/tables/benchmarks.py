@@ -14,8 +14,8 @@ from sam_lab.replay import geometric_mean
 
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
 LEFT_OUT = re.compile(
-    r"append, p99|in batches|step of 32|period|propose for (1|64|1024) |, count|k=3, (with|seq)|k=16|n=16, with|worst"
-    r"|large (group|history)|tree n=16, blend|bulk|text, newest|corpus, (size|build)|private requests|drafted tokens"
+    r"propose for (1|1024) |k=3, seq|worst|large (group|history)|tree n=16, blend|bulk|text, newest"
+    r"|corpus, (size|build)|private requests|drafted tokens"
 )
 """Rows of `make bench` that are only in the record, not on the page."""
 
@@ -75,7 +75,7 @@ def sampler() -> Iterator[Row]:
 
 
 def asynchronous() -> Iterator[Row]:
-    """Drafts made before their tokens are indexed, and drafts made on the device, also compared with SuffixGPU's.
+    """Drafts made before their tokens are indexed, and drafts made on the device.
 
     Geometric means over sets, by context and k.
     """
@@ -87,8 +87,6 @@ def asynchronous() -> Iterator[Row]:
         for drafts in ("early", "late"):
             shares = [each[drafts] / each["now"] for each in sets]
             row |= {drafts: geometric_mean(shares), f"{drafts}, worst": min(shares)}
-        on_few = [each["on_few"] for each in sets]
-        row["lead"] = geometric_mean([each["late"] / each["suffix_gpu"] for each in on_few])
         yield row
 
 
@@ -152,19 +150,20 @@ TABLES = {
         "requests | ms: 0.11 | 0.13 | `rejection` | `seeded` | operators/waits/AICPU: 0.11 | 0.13 | "
         "`rejection` | `seeded`",
         "batch | 0.11 ms | 0.13 ms | rejection ms | seeded ms | 0.11 | 0.13 | rejection | seeded",
+        commands=False,
     ),
     "bench-asynchronous": Table(
         ("bench-asynchronous",),
         asynchronous,
-        "drafts | tokens per step | drafted before indexing: share | worst set | made one step late: share | worst set "
-        "| of SuffixGPU's",
-        "name | now:.3f | early:.3f | early, worst:.3f | late:.3f | late, worst:.3f | lead:.3f",
+        "drafts | tokens per step | drafted before indexing: share | worst set | made one step late: share | worst set",
+        "name | now:.3f | early:.3f | early, worst:.3f | late:.3f | late, worst:.3f",
     ),
     "bench-host": Table(
         ("bench-host-0.11", "bench-host-0.23"),
         host,
         "vllm-ascend | requests | no speculation, ms | off | free drafts | `rejection` | `seeded`",
         "version | batch | plain:.2f | off | free drafts | rejection | seeded",
+        commands=False,
     ),
     "switch-worlds": Table(
         ("switch-worlds",),
@@ -178,5 +177,6 @@ TABLES = {
         "threshold, k = 3 | a verifying step as in the article's stack | without its waits | without waits, graphs in "
         "both arms",
         "threshold | article | no waits | graphs",
+        commands=False,
     ),
 }

@@ -178,6 +178,7 @@ TABLES = {
         "model, dies | per | without SAM, s | with SAM, s | gain | gain, predicted (10 - 90 %)",
         "of | what | off:,.0f | on:,.0f | gain:.2% | predicted",
         left=2,
+        commands=False,
         chinese=CHINESE_ARTICLE,
     ),
     "evaluation": evaluation,

@@ -34,7 +34,6 @@ EPOCHS = "rl"
 """The set with answers of earlier epochs."""
 CHAINS = [(context, k, False) for context in ("request", "group", "sequential") for k in (3, 8)]
 TREES = [("request", 16, True), ("group", 16, True)]
-HISTORIES = ((3, False), (8, False), (16, False), (16, True))
 CORPUS = ("request", "group")
 
 
@@ -106,7 +105,7 @@ def over_folds(task: Task, answers: list[Answer], limit: int) -> dict[str, Any]:
     return total
 
 
-class Acceptance:
+class AcceptanceBench:
     """All figures, {task: {set: figures}}, measured by one process per processor."""
 
     def __init__(self, targets: Targets, quick: bool, progress: Callable[[str], None]):
@@ -163,9 +162,7 @@ class Acceptance:
             task = Task("blend", context, k, tree, private=private)
             what = f"{'tree n' if tree else 'chain k'}={k}, {context}, {'private' if private else 'shared'}"
             add(what, task, Task("count", context, 8 if tree else k), *rivals(task))
-        for k, tree in HISTORIES:
-            tasks = (Task("blend", context, k, tree) for context in ("history", "nohistory"))
-            add(f"{'tree n' if tree else 'chain k'}={k}, with history", *tasks)
+        add("chain k=8, with history", *(Task("blend", context, 8) for context in ("history", "nohistory")))
         for context in CORPUS:
             tasks = (Task("blend", context, 8, folds=folds) for folds in ("with", "without"))
             add(f"chain k=8, {context}, with corpus", *tasks, worst=True)

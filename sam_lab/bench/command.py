@@ -12,9 +12,7 @@ from sam_core.console import Progress
 import sam_core
 from sam_lab.bench import acceptance, cost, pressure
 from sam_lab.bench.rows import TARGETS, Row, Targets, finish, machine
-from sam_lab.bench.texts import RecordedTexts
 from sam_lab.cli import LabError
-from sam_lab.recordings import DATA
 
 EPILOG = """\
 Times are processor times: medians and quartiles of rounds in which all contestants take turns. Acceptance is a
@@ -29,13 +27,6 @@ missed or a row failed, with 2 when the targets do not fit the rows, with 0 othe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, default=Path("outputs/bench"), metavar="OUT", help="default: outputs/bench")
-    add(
-        "--data",
-        type=Path,
-        default=DATA,
-        metavar="DIR",
-        help="folder of recordings for the other rows (default: sam_lab/data, small)",
-    )
     add("--quick", action="store_true", help="small texts and few rounds: shows that all rows run")
     add(
         "--only",
@@ -50,12 +41,10 @@ def run(args: argparse.Namespace) -> int:
     """The command; raises LabError."""
     args.out.mkdir(parents=True, exist_ok=True)
     progress = Progress()
-    texts = RecordedTexts(args.data)
     targets = Targets(args.targets)
-    costs = cost.CostBench(texts, targets, args.quick, progress.show)
-    accepted = acceptance.Acceptance(targets, args.quick, progress.show)
-    groups, later = costs.rows(), accepted.rows()
-    groups += pressure.rows(texts, targets, args.quick, progress.show)
+    accepted = acceptance.AcceptanceBench(targets, args.quick, progress.show)
+    groups, later = cost.CostBench(targets, args.quick, progress.show).rows(), accepted.rows()
+    groups += pressure.rows(targets, args.quick, progress.show)
     targets.check()
     groups = [group for group in groups if wanted(group[0], args.only)]
     later = [group for group in later if wanted(group[0], args.only)]
@@ -70,13 +59,10 @@ def run(args: argparse.Namespace) -> int:
         for group, fill, _ in later:
             attempt(group, fill)
     progress.clear()
-    print(f"text of the timings: {costs.remark}; answers: {args.data}")
-    print("empty calls, us: " + ", ".join(f"{name} {us:.2f}" for name, us in costs.details["empty_call_us"].items()))
     measured = [task._asdict() | {"sets": by_set} for task, by_set in accepted.figures.items()]
     record = {
         "machine": machine() | {"numpy": np.__version__, "sam_core": sam_core.__version__},
         "quick": args.quick,
-        "details": costs.details,
         "acceptance": measured,
     }
     return finish(rows, args.out, "bench", record)

@@ -2,14 +2,12 @@
 """Time and memory: sam_core and its peers, called from Python with preallocated buffers.
 
 The clock is the processor time of all threads of the process; other processes compete only for caches. Nothing is
-subtracted: a figure includes the call from Python and its share of the loop around it. The cost of an empty call is
-reported next to the table.
+subtracted: a figure includes the call from Python and its share of the loop around it.
 """
 
 from __future__ import annotations
 
 import gc
-import itertools
 import tempfile
 import time
 import tracemalloc
@@ -24,30 +22,22 @@ from sam_core.switch import BatchSwitch
 import sam_core
 from sam_lab.automaton import Automaton
 from sam_lab.bench import peers
-from sam_lab.bench.ours import MEMORY, NOTHING, RULES, Engine, SamBatch, feed
+from sam_lab.bench.ours import MEMORY, RULES, Engine, SamBatch, feed
 from sam_lab.bench.peers import sglang
 from sam_lab.bench.rows import Figure, Row, Sample, Targets, alternate
-from sam_lab.bench.texts import SIBLINGS, RecordedTexts, periodic
+from sam_lab.bench.texts import SIBLINGS, collection, ordinary
 from sam_lab.cli import LabError
 from sam_lab.recordings import temporary_corpus
 
 SECTION = "time and memory"
 BATCH = 64
-BATCHES = (32, 64)
-PERIODS = {"ordinary text": 0, "period 8": 8, "period 1": 1}
-PEER_ROWS = 8  # in loops over one request after another their cost a request does not depend on the batch
-STEP_RULES = ("newest", "blend with group")
-REQUESTS = (1, 64, 1024)
+PEER_ROWS = 8  # the cost per request of a peer that loops over requests does not depend on their number
+REQUESTS = (1, 1024)
 SWITCHES: dict[str, dict[str, Any]] = {
     "off": {"switch": "batch"},
     "on": {"switch": "batch", "threshold": max(REQUESTS)},
     "auto": {"switch": "auto"},
 }
-WAITING = {"on: waiting": "on", "auto: waiting": "auto", "on: waiting, one thread": "one thread"}
-"""Rows for the time until the drafts are there, by engine.
-
-Threads share the work, and tokens are indexed later.
-"""
 clock = time.process_time
 
 
@@ -69,7 +59,7 @@ def microseconds(call: Callable[[], Any], count: int) -> float:
 class CostBench:
     """The measurements of time and memory; `quick` makes all of them small."""
 
-    def __init__(self, texts: RecordedTexts, targets: Targets, quick: bool, progress: Callable[[str], None]):
+    def __init__(self, targets: Targets, quick: bool, progress: Callable[[str], None]):
         self.rounds = 2 if quick else 7
         self.sizes = (256, 1024) if quick else (1024, 4096, 32_768)
         self.steps = 20 if quick else 100
@@ -79,13 +69,12 @@ class CostBench:
         self.corpus_size = 100_000 if quick else 10_000_000
         self.large_size = 50_000 if quick else 5_000_000
         self.history_size, self.num_history_steps = (200_000, 40) if quick else (20_000_000, 2000)
-        self.texts, self.targets, self.progress = texts, targets, progress
+        self.targets, self.progress = targets, progress
         self.more = self.steps * (self.rounds + 2)
         """Tokens that are appended to a row after a batch was filled."""
         longest = self.sizes[-1]
-        self.table, self.remark = texts.ordinary(BATCH, longest + self.more)
+        self.table = ordinary(BATCH, longest + self.more)
         self.long = self.table[0, :longest]
-        self.details: dict[str, Any] = {"text": self.remark, "empty_call_us": self.empty_calls(), "draft_us": {}}
 
     def rows(self) -> list[tuple[list[Row], Callable[[list[Row]], None]]]:
         """Bundles of rows, each with the function that measures it."""
@@ -94,31 +83,23 @@ class CostBench:
             return self.targets.row(SECTION, what, unit)
 
         drafts = [row(f"draft k=3, {rule}", "us") for rule in RULES]
-        steps, proposers = [], []
-        for count, (text, period) in itertools.product(BATCHES, PERIODS.items()):
-            of_rules = [row(f"step of {count} rows, {text}, {rule}", "us") for rule in STEP_RULES]
-            steps.append((of_rules, partial(self.steps_of, count, period)))
+        steps = [row(f"step of {BATCH} rows, ordinary text, {rule}", "us") for rule in RULES]
+        proposers = []
         for count in REQUESTS:
             what = f"propose for {count} request{'s' * (count > 1)}"
             of_switches = [row(f"{what}, {name}", "us") for name in SWITCHES]
             if count == max(REQUESTS):
-                of_switches += [row(f"{what}, {name}", "us") for name in WAITING]
+                of_switches += [row(f"{what}, {name}: waiting", "us") for name in ("on", "auto")]
             proposers.append((of_switches, partial(self.proposers, count)))
         proposers.append(([row("propose for 512 requests, auto: deciding", "us")], partial(self.deciding, 512)))
-        pauses = [row(f"append, {what}", "us") for what in ("p99", "longest pause")]
         corpus = [("size", "bytes per token"), ("build", "tokens per second"), ("look-up (append and draft k=1)", "us")]
         return [
             ([row("append", "us")], self.append_calls),
-            (pauses, self.append_pauses),
+            ([row("append, longest pause", "us")], self.append_pauses),
             ([row("append to a large group, longest pause", "ms")], self.large_pauses),
             ([row("step with a large history, 64 rows, p99.9", "ms")], self.history_steps),
-            ([row("append in batches", "us per token")], partial(self.append_parts, "newest", 512)),
-            (
-                [row("append in batches, with group", "us per token")],
-                partial(self.append_parts, "blend with group", 64),
-            ),
             ([*drafts, row("tree n=16, blend with group", "us")], self.drafts),
-            *steps,
+            (steps, self.steps_of),
             *proposers,
             ([row("bulk build of 4096 tokens", "ms")], self.bulk),
             ([row("memory, request", "bytes per token")], self.memory_request),
@@ -185,24 +166,21 @@ class CostBench:
         row.note = f"a sequence of {len(self.long)} tokens"
 
     def append_pauses(self, rows: list[Row]) -> None:
-        def apart(make: Callable, items: list, taken: list[np.ndarray]) -> float:
-            append = make()
-            times = np.array([seconds(append, item) for item in items])
-            taken.append(1e6 * np.array([np.quantile(times, 0.99), times.max()]))
-            return 0.0
+        (row,) = rows
 
-        contestants = self.appending(rows)
-        taken: dict[str, list[np.ndarray]] = {name: [] for name in contestants}
-        alternate({name: partial(apart, *how, taken[name]) for name, how in contestants.items()}, self.rounds)
-        for column, row in enumerate(rows):
-            _fill(row, {name: Figure.of([float(each[column]) for each in times]) for name, times in taken.items()})
-            row.note = "the two readings of the clock around each call included"
+        def longest(make: Callable, items: list) -> float:
+            append = make()
+            return 1e6 * max(seconds(append, item) for item in items)
+
+        samples = {name: partial(longest, *how) for name, how in self.appending(rows).items()}
+        _fill(row, alternate(samples, self.rounds))
+        row.note = "the two readings of the clock around each call included"
 
     def large_pauses(self, rows: list[Row]) -> None:
         """The longest append of 64 tokens while one group grows. Each append counts with the fastest of three runs: the
         same appends take long in all runs, unless the machine does other work."""
         (row,) = rows
-        texts, remark = self.texts.collection(self.large_size)
+        texts = collection(self.large_size)
         text = np.concatenate([np.array(each, np.int32) for each in texts])[: self.large_size // 64 * 64]
         parts = text.reshape(-1, 64)
         quickest = np.full(len(parts), np.inf)
@@ -211,7 +189,7 @@ class CostBench:
             slot = pool.open([], b"group")
             quickest = np.minimum(quickest, [seconds(pool.append, slot, part) for part in parts])
         row.ours = Figure.of([1e3 * float(quickest.max())])
-        row.note = f"{text.size:,} tokens: {remark}"
+        row.note = f"{text.size:,} tokens"
 
     def history_steps(self, rows: list[Row]) -> None:
         """Steps while a history that was just loaded is indexed; each counts with the faster of two runs, as above."""
@@ -245,36 +223,6 @@ class CostBench:
         row.ours = Figure.of([1e3 * float(np.quantile(quickest, 0.999))])
         row.note = f"{self.history_size:,} tokens in 8 groups; "
         row.note += f"{self.num_history_steps} steps, in the middle one answer is removed"
-
-    def append_parts(self, rule: str, max_tokens: int, rows: list[Row]) -> None:
-        """Appending to a batch in parts of at most `max_tokens` tokens per row."""
-        (row,) = rows
-        part, groups = min(max_tokens, self.warm), "group" in RULES[rule]["sources"]
-
-        def appended(append: Callable, requests: Iterable[int]) -> float:
-            blocks = [self.table[:, at : at + part] for at in range(0, self.warm, part)]
-            start = clock()
-            for block in blocks:
-                for request, tokens in zip(requests, block, strict=True):
-                    append(request, tokens)
-            return 1e6 * (clock() - start) / sum(block.size for block in blocks)
-
-        def ours() -> float:
-            pool = sam_core.Pool(memory_bytes=MEMORY, **RULES[rule])
-            slots = [pool.open([], b"%d" % (row // SIBLINGS) if groups else None) for row in range(BATCH)]
-            return appended(pool.append, slots)
-
-        def arctic() -> float:
-            trees = peers.arctic()(peers.DEPTH, -1 if groups else 0)
-            for number in range(BATCH):
-                trees.start_request(number, NOTHING)
-            return appended(trees.add_active_response, range(BATCH))
-
-        samples = {"ours": ours}
-        if self.available(rows, "arctic", peers.arctic):
-            samples["arctic"] = arctic
-        _fill(row, alternate(samples, self.rounds))
-        row.note = f"{BATCH} rows, {part} tokens per row and call" + (f", in groups of {SIBLINGS}" if groups else "")
 
     # ---- drafting
 
@@ -319,13 +267,12 @@ class CostBench:
         if "arctic tree" in slowest:
             tree.peers["arctic"] = slowest["arctic tree"]
         tree.note = f"{SIBLINGS} rows; " + _by_size(by_name["tree"])
-        self.details["draft_us"] = by_name
 
-    def steps_of(self, count: int, period: int, rows: list[Row]) -> None:
+    def steps_of(self, rows: list[Row]) -> None:
         """Microseconds to append a token to each row of a batch and draft k=3."""
         size = self.warm
-        table = periodic(count, size + self.more, period) if period else self.table[:count, : size + self.more]
-        batches: dict[str, Any] = {rule: SamBatch(table, size, **RULES[rule]) for rule in STEP_RULES}
+        table = self.table[:, : size + self.more]
+        batches: dict[str, Any] = {rule: SamBatch(table, size, **options) for rule, options in RULES.items()}
         batches |= self.batches(rows, peers.BATCHES, table, size)
 
         def sample(batch: Any) -> float:
@@ -340,27 +287,21 @@ class CostBench:
         alternate(samples, 1)
         figures = alternate(samples, self.rounds)
         others = {name: figures[name] for name in peers.BATCHES if name in figures}
-        for row, rule in zip(rows, STEP_RULES, strict=True):
+        for row, rule in zip(rows, RULES, strict=True):
             _fill(row, {"ours": figures[rule], **others})
             row.note = f"after {size} tokens per row"
 
-    def _of_proposers(self, count: int) -> tuple[np.ndarray, str]:
-        """A table wide enough for an Engine that drafts 3 tokens per step, and a remark on it."""
-        return self.texts.ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
+    def _of_proposers(self, count: int) -> np.ndarray:
+        """A table wide enough for an Engine that drafts 3 tokens per step."""
+        return ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
 
     def proposers(self, count: int, rows: list[Row]) -> None:
-        """Microseconds per call of the proposer with each of its switches, including indexing.
-
-        If there are rows for it, also the wait for its drafts.
-        """
-        table, remark = self._of_proposers(count)
+        """Microseconds per call of the proposer with each of its switches, including indexing; in further rows the wait
+        for the drafts of the switches `on` and `auto`, as threads share the work and tokens are indexed later."""
+        table = self._of_proposers(count)
         engines = {name: Engine(table, self.running, 3, **options) for name, options in SWITCHES.items()}
         off = engines["off"].proposer
         off.switch = BatchSwitch(0, off.switch.logger)  # one request is as many as options allow
-        waiting = dict(zip(WAITING.values(), rows[len(SWITCHES) :], strict=False))
-        if waiting:
-            engines["one thread"] = Engine(table, self.running, 3, **SWITCHES["on"])
-            engines["one thread"].pool.pool.num_threads = 1
 
         def sample(engine: Engine) -> float:
             return 1e6 * sum(engine.step() for _ in range(self.steps)) / self.steps
@@ -368,27 +309,22 @@ class CostBench:
         samples = {name: partial(sample, engine) for name, engine in engines.items()}
         alternate(samples, 2)  # auto has learned then
         gc.freeze()  # as vLLM does when it has started: what lives on is not visited by collections
-        before = {name: (engine.drafted, engine.pool.seconds) for name, engine in engines.items()}
+        before = {name: engine.drafted for name, engine in engines.items()}
         figures = alternate(samples, self.rounds)
         gc.unfreeze()
         steps = self.rounds * self.steps
         for row, name in zip(rows, SWITCHES, strict=False):
-            row.ours, engine = figures[name], engines[name]
-            drafted, seconds = engine.drafted - before[name][0], engine.pool.seconds - before[name][1]
-            row.note = (
-                f"the pool's part: {1e6 * seconds / steps:.0f} us on average; "
-                f"{drafted / steps / count:.2f} draft tokens per request and step; "
-                f"from {self.running} tokens per request on; {remark}"
-            )
-        for name, row in waiting.items():
+            row.ours = figures[name]
+            drafted = (engines[name].drafted - before[name]) / steps / count
+            row.note = f"{drafted:.2f} draft tokens per request and step, from {self.running} tokens per request on"
+        for row, name in zip(rows[len(SWITCHES) :], ("on", "auto"), strict=False):
             passed = np.reshape(engines[name].waited[-steps:], (self.rounds, self.steps))
             row.ours = Figure.of((1e6 * passed.mean(1)).tolist())
-            row.note = f"{engines[name].pool.num_threads} threads may share the work"
+            row.note = f"{engines[name].proposer.texts.pool.num_threads} threads may share the work"
 
     def deciding(self, count: int, rows: list[Row]) -> None:
         """Microseconds that switch auto takes per step, including learning."""
-        table, remark = self._of_proposers(count)
-        engine = Engine(table, self.running, 3, **SWITCHES["auto"])
+        engine = Engine(self._of_proposers(count), self.running, 3, **SWITCHES["auto"])
         switch, taken = engine.proposer.switch, [0.0]
 
         def timed(call: Callable, *args: Any) -> Any:
@@ -410,7 +346,7 @@ class CostBench:
         before = engine.drafted
         rows[0].ours = alternate({"auto": sample}, self.rounds)["auto"]
         drafted = (engine.drafted - before) / self.rounds / self.steps / count
-        rows[0].note = f"{drafted:.2f} draft tokens per request and step; {remark}"
+        rows[0].note = f"{drafted:.2f} draft tokens per request and step"
 
     # ---- building, memory, corpus
 
@@ -490,7 +426,7 @@ class CostBench:
         row.note = f"a group of {SIBLINGS} answers of {size} tokens"
 
     def corpus(self, rows: list[Row]) -> None:
-        texts, remark = self.texts.collection(self.corpus_size)
+        texts = collection(self.corpus_size)
         tokens = sum(map(len, texts))
         start = clock()
         with temporary_corpus(texts) as path:
@@ -503,28 +439,9 @@ class CostBench:
             step = partial(batch.step, 1)
             look_up = {"ours": lambda: microseconds(step, self.steps) / BATCH}
             rows[2].ours = alternate(look_up, self.rounds)["ours"]
-        rows[0].note = rows[1].note = f"{tokens:,} tokens: {remark}"
+        rows[0].note = rows[1].note = f"{tokens:,} tokens"
         rows[2].note = "a row of a batch; the request's own index is searched too"
         rows[2].peers["REST"] = "published: < 1000"
-
-    # ---- overhead
-
-    def empty_calls(self) -> dict[str, float]:
-        """Microseconds of calls without work: an empty loop, a step without rows, a step of an idle batch."""
-        pool = sam_core.Pool(rule="newest", sources=("request",))
-        empty, out = np.empty(0, np.int32), np.empty((0, 3), np.int32)
-        rows = np.array([pool.open([], None) for _ in range(BATCH)], np.int32)
-        zeros, wide, lengths = np.zeros(BATCH, np.int32), np.empty((BATCH, 3), np.int32), np.empty(BATCH, np.int32)
-        one = np.zeros(1, np.int32)
-        calls = {
-            "python function": lambda: None,
-            "step of 0 rows": lambda: pool.step(empty, empty, empty, 3, out, empty),
-            "step of 1 row": lambda: pool.step(rows[:1], empty, one, 0, wide[:1], lengths[:1]),
-            f"step of {BATCH} rows": lambda: pool.step(rows, empty, zeros, 0, wide, lengths),
-        }
-        samples = {name: partial(microseconds, call, 10_000) for name, call in calls.items()}
-        figures = alternate(samples, self.rounds)
-        return {name: value.median for name, value in figures.items()}
 
 
 def _fill(row: Row, values: dict[str, Figure]) -> None:

@@ -8,16 +8,14 @@ completes its drafts.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, PAGE, NgramTable, pack, step_probabilities
 
-from sam_lab.bench.completion import draft
+from sam_lab.completion import Completed, draft
 from sam_lab.drafters import SamDrafter, packed
 
 VOCABULARY = 1 << 18
@@ -43,7 +41,7 @@ class EarlyDrafter(SamDrafter):
         super().finish(request)
 
 
-class _Request:
+class _LateRequest:
     """A request of LateDrafter.
 
     text, group: its row in the table, and the number of its group.
@@ -73,10 +71,6 @@ class LateDrafter(SamDrafter):
         num_texts: rows of the table: the maximum number of open requests.
         max_length: maximum tokens of a prompt and its answer.
         num_slots: slots of the table, a power of two.
-
-    Attributes:
-        host_s, device_s: processor time of each step's host part (pool, table) and device part (changes of the table,
-            look-up), in seconds.
     """
 
     def __init__(self, k: int, num_texts: int, max_length: int, num_slots: int = 1 << 22, **options: Any) -> None:
@@ -84,11 +78,9 @@ class LateDrafter(SamDrafter):
         self.k, self.width, self.num_slots = k, 2 * k + 1, num_slots
         self.table = NgramTable(num_texts * -(-max_length // PAGE) * PAGE, num_slots, VOCABULARY)
         self.pages = np.zeros(num_texts, np.int64)
-        self.memory = torch.from_numpy(self.table.memory.copy())
+        self.memory = self.table.memory.copy()
         self.rows = np.zeros((num_texts, max_length), np.int32)
-        self.requests: dict[int, _Request] = {}
-        self.host_s: list[float] = []
-        self.device_s: list[float] = []
+        self.requests: dict[int, _LateRequest] = {}
         self._texts = itertools.cycle(range(num_texts))
         self._numbers = itertools.cycle(range(COMMON + 1, MAX_TOKEN))
         self._groups: dict[str, tuple[int, set[int]]] = {}  # number in the table, open requests
@@ -104,7 +96,7 @@ class LateDrafter(SamDrafter):
         used = {each.text for each in self.requests.values()}
         text = next(text for text in self._texts if text not in used)
         self.rows[text, : len(prompt_ids)] = prompt_ids
-        self.requests[request] = _Request(text, number, self.rows[text], len(prompt_ids))
+        self.requests[request] = _LateRequest(text, number, self.rows[text], len(prompt_ids))
 
     def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
         for number, row in zip(requests, rows, strict=True):
@@ -114,14 +106,9 @@ class LateDrafter(SamDrafter):
             request.tokens[request.known : request.length] = row
 
     def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
-        start = time.process_time()
-        out, lengths, changes = self._host(requests)
-        middle = time.process_time()
-        drafts, counts = self._device(requests, out, lengths, changes)
-        self.host_s.append(middle - start)
-        self.device_s.append(time.process_time() - middle)
+        drafts = self._device(requests, *self._host(requests))
         self._close()
-        return [row[:count] for row, count in zip(drafts.tolist(), counts.tolist(), strict=True)]
+        return [row[:count] for row, count in zip(drafts.tokens.tolist(), drafts.lengths.tolist(), strict=True)]
 
     def finish(self, request: int) -> None:
         self._ended.append(request)
@@ -162,9 +149,7 @@ class LateDrafter(SamDrafter):
         chains = pack(out, step_probabilities(scores))
         return chains[: len(requests)], lengths[: len(requests)], self.table.changes()
 
-    def _device(
-        self, requests: Sequence[int], out: Any, lengths: Any, changes: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _device(self, requests: Sequence[int], chains: Any, lengths: Any, changes: Any) -> Completed:
         tails = np.zeros((len(requests), MAX_NGRAM), np.int64)
         sampled = np.zeros((len(requests), self.k + 1), np.int64)
         num_sampled = np.zeros(len(requests), np.int64)
@@ -176,13 +161,20 @@ class LateDrafter(SamDrafter):
             num_sampled[row], groups[row] = len(each.pending), each.group
             sampled[row, : num_sampled[row]] = each.pending
         self._upload(changes)
-        arguments = (out, lengths.astype(np.int64), tails, groups, sampled, num_sampled)
-        chains, counts, last, numbers, unknown, num_unknown = map(torch.from_numpy, arguments)
-        drafts = draft(self.memory, self.num_slots, chains, counts, last, numbers, unknown, num_unknown, self.k)
-        return drafts.tokens, drafts.lengths
+        return draft(
+            self.memory,
+            self.num_slots,
+            chains,
+            lengths.astype(np.int64),
+            tails,
+            groups,
+            sampled,
+            num_sampled,
+            self.k,
+        )
 
     def _upload(self, changes: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]) -> None:
-        cells, values = map(torch.from_numpy, changes)
+        cells, values = changes
         self.memory[cells] = values
 
     def _close(self) -> None:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sam_core.proposer import SamProposer
@@ -21,7 +21,6 @@ MEMORY = 8 << 30
 NOTHING = np.empty(0, np.int32)
 RULES: dict[str, dict[str, Any]] = {
     "newest": {"rule": "newest", "sources": ("request",)},
-    "count": {"rule": "count", "sources": ("request",)},
     "blend with group": {"rule": "blend", "sources": ("request", "group", "common")},
 }
 
@@ -67,35 +66,6 @@ class SamBatch:
         self.at += 1
 
 
-class ClockedPool:
-    """A pool whose steps are timed, in seconds of processor time."""
-
-    def __init__(self, pool: sam_core.Pool):
-        self.pool, self.seconds = pool, 0.0
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        self._timed(self.pool.step, *args, **kwargs)
-
-    def catch_up(self) -> None:
-        self._timed(self.pool.catch_up)
-
-    def _timed(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        start = time.process_time()
-        call(*args, **kwargs)
-        self.seconds += time.process_time() - start
-
-    @property
-    def min_prob(self) -> float:
-        return self.pool.min_prob
-
-    @min_prob.setter
-    def min_prob(self, value: float) -> None:
-        self.pool.min_prob = value
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.pool, name)
-
-
 class Engine:
     """Calls the proposer as an engine does whose model samples the tokens of a table. Each SIBLINGS requests form a
     group.
@@ -117,12 +87,10 @@ class Engine:
         )
         if isinstance(self.proposer.switch, AutoSwitch):
             self.proposer.switch.clock = lambda: self.now
-        self.pool = cast(Any, ClockedPool(self.proposer.texts.pool))
-        self.proposer.texts.pool = self.pool
         self.drafted = 0
         self.waited: list[float] = []
         self.propose(int(self.lengths.sum()))
-        feed(self.pool, np.arange(rows, dtype=np.int32), int(self.lengths.sum()))
+        feed(self.proposer.texts.pool, np.arange(rows, dtype=np.int32), int(self.lengths.sum()))
 
     def propose(self, num_tokens: int) -> float:
         """Processor time of one call in all threads, including the indexing that an engine does while it waits for the

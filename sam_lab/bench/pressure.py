@@ -19,7 +19,8 @@ import numpy as np
 
 import sam_core
 from sam_lab.bench.rows import Figure, Row, Targets
-from sam_lab.bench.texts import RecordedTexts
+from sam_lab.bench.texts import SETS
+from sam_lab.recordings import read_answers
 from sam_lab.replay import accept_chain
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ K = 8
 RUNNING = 16
 BUDGETS = (1.0, 1.5, 2.0)
 """Multiples of the peak memory of private requests without a limit."""
-SETS = ("math-cot-groups8", "rl-rollouts-qwen3b", "code-humaneval-groups")
+NAMES = ("math-cot-groups8", "rl-rollouts-qwen3b")
+"""The sets with groups of short answers."""
 GROUPS, ANSWERS, TOKENS = 24, 8, 800
 """Maximum groups of a set, answers of a group and tokens of an answer."""
 SECTION = "within a budget of memory"
@@ -158,10 +160,10 @@ def compare(groups: Sequence[list[Request]], order: str, budget: float, seed: in
     }
 
 
-def groups_of(texts: RecordedTexts, name: str) -> list[list[Request]]:
+def groups_of(name: str) -> list[list[Request]]:
     """Answers of a set by prompt, where there are several."""
     groups: dict[str, list[Request]] = defaultdict(list)
-    for answer in texts.answers(name):
+    for answer in read_answers(SETS[name]):
         prompt, tokens = (np.array(ids, np.int32) for ids in (answer.prompt_ids, answer.response_ids[:TOKENS]))
         if len(tokens) > 40:
             groups[str(answer.group)].append(Request(str(answer.group), prompt, tokens))
@@ -169,14 +171,14 @@ def groups_of(texts: RecordedTexts, name: str) -> list[list[Request]]:
 
 
 def rows(
-    texts: RecordedTexts, targets: Targets, quick: bool, progress: Callable[[str], None]
+    targets: Targets, quick: bool, progress: Callable[[str], None]
 ) -> list[tuple[list[Row], Callable[[list[Row]], None]]]:
     """The rows of the benchmark and the function that measures them."""
 
     def measure(rows: list[Row]) -> None:
         shares: dict[str, list[float]] = {"best": [], "private": []}
-        for name in [name for name in SETS if name in texts.names][: 1 if quick else None]:
-            groups = groups_of(texts, name)
+        for name in NAMES[: 1 if quick else None]:
+            groups = groups_of(name)
             for order in list(ORDERS)[: 1 if quick else None]:
                 for budget in BUDGETS:
                     progress(f"{rows[0].what}: {name}, {order}, {budget}")

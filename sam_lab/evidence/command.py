@@ -18,9 +18,10 @@ from sam_core.files import write_json
 import sam_core
 from sam_lab import figures
 from sam_lab.cli import LabError, digest, positive, probability
+from sam_lab.cost import MEASURED
 from sam_lab.evidence import data, report, tuning
 from sam_lab.evidence.arms import PEERS, check
-from sam_lab.evidence.devices import EXPENSIVE, MEASURED, NAMES, STEPS, VERIFY, Device
+from sam_lab.evidence.devices import EXPENSIVE, NAMES, STEPS, VERIFY, Device
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of, job, run_all
 from sam_lab.evidence.model import KINDS
 from sam_lab.evidence.rollout import Timeline

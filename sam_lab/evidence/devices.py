@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_rl.shape import SHAPES
+from sam_lab.cost import DIES, Cost, fitted, measured, roofline
 from sam_lab.evidence.rollout import column
-from sam_lab.plan.cost import DIES, Cost, fitted, roofline
 
-MEASURED = {name: Path(__file__).with_name(f"{name}.json") for name in ("cpu", "h100")}
-"""Costs of a step of vLLM; `about` in each file says which one."""
 STEPS = Path(__file__).resolve().parents[2] / "docs" / "results" / "engine-replay-h200.jsonl.gz"
 """Steps of vLLM 0.32's second runner with the plugin, Qwen3-8B's architecture."""
 LAUNCH = 82e-6
@@ -61,23 +59,14 @@ def devices(names: Iterable[str] = (), verify: float = VERIFY, share: float = 0.
     npu = replace(DIES["910C"], launch=LAUNCH)
     eager = roofline(large, 4, 1, npu)
     found = [
-        measured("cpu", "CPU, measured, Qwen3-0.6B"),
+        Device("cpu", "CPU, measured, Qwen3-0.6B", measured("cpu")),
         Device("910c-eager", "910C eager, Qwen3-32B on 4 dies", eager),
         Device("910c-graph", "910C graphs, Qwen3-32B on 4 dies", roofline(large, 4, 1, npu, eager=False), padded=True),
-        measured("h100", "H100, fitted, Qwen3-8B"),
+        Device("h100", "H100, fitted, Qwen3-8B", measured("h100")),
         replayed("h200", "H200, second runner, fitted, Qwen3-8B"),
         Device(EXPENSIVE, "910C eager, costly verification", replace(eager, verify=verify * float(eager.rows_cost(8)))),
     ]
     return [replace(device, share=share) for device in found if not names or device.name in names]
-
-
-def measured(name: str, title: str) -> Device:
-    """A device from a file: `rows` with their `seconds`, `context` and `draft_context` in seconds per 1,000 tokens, and
-    `verify`."""
-    record = json.loads(MEASURED[name].read_text())
-    rows, seconds = (np.array(record[key], float) for key in ("rows", "seconds"))
-    more = {name: record.get(name, 0.0) for name in ("context", "draft_context", "verify")}
-    return Device(name, title, Cost(rows, seconds, **more))
 
 
 @functools.cache

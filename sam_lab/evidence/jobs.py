@@ -14,6 +14,7 @@ from sam_core.files import replacing
 
 from sam_lab.evidence import arms, data
 from sam_lab.evidence.devices import Device, devices
+from sam_lab.evidence.drafters import Sam
 from sam_lab.evidence.model import KINDS, ModelDrafter, found_by_texts
 from sam_lab.evidence.rollout import FIELDS, EngineStep, Timeline, roll_out
 from sam_lab.workers import finished
@@ -87,7 +88,7 @@ def run(job: Job, settings: Settings) -> list[Timeline]:
     model = ModelDrafter(KINDS[settings.drafter], settings.correlation) if settings.drafter else None
     clock: Device | None = settings.devices([job.device])[0] if job.device else None
     drafter = None if job.arm == PLAIN else arms.make(job.arm, lambda: now, model, clock)
-    if clock and clock.padded and isinstance(drafter, arms.Sam):
+    if clock and clock.padded and isinstance(drafter, Sam):
         drafter.proposer.make_uniform()
 
     def advance_clock(step: EngineStep) -> None:

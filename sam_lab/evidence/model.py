@@ -19,8 +19,9 @@ from sam_core.proposer import SamProposer, Step
 from sam_core import Pool
 from sam_core import device_drafts as table
 from sam_lab.arms import Arm, parse
-from sam_lab.evidence.arms import Sam
-from sam_lab.evidence.rollout import Drafter, roll_out
+from sam_lab.completion import extend
+from sam_lab.evidence.drafters import Sam
+from sam_lab.evidence.rollout import RolloutDrafter, roll_out
 from sam_lab.recordings import Answer
 
 Int32 = npt.NDArray[np.int32]
@@ -200,7 +201,7 @@ class Alone:
         """Nothing to do: it keeps nothing about requests."""
 
 
-class RatedDrafter(Drafter, Protocol):
+class RatedDrafter(RolloutDrafter, Protocol):
     """A drafter that also says how good its latest drafts look."""
 
     strengths: list[float]
@@ -373,36 +374,11 @@ class Chooser:
     def _continued(
         self, rows: list[int], last: Int32, tokens: Int32, classes: Any, lengths: Int32, probability: Float32
     ) -> Continued:
-        """Look up the last tokens of each draft and copy what followed them, twice."""
-        memory, base, n, k = self.table.memory, self.table.base, len(table.NGRAMS), self.k
-        factors, priority = table.factors(), table.priorities()
-        text, column = np.concatenate([last, tokens], 1), np.arange(k)
-        groups = np.array([self.numbers[rows], np.full(len(rows), table.COMMON)]).T.astype(np.int64)
-        classes = classes.copy()
-        lengths = lengths.copy()
-        for _ in range(table.LOOK_UPS):
-            live = np.flatnonzero(lengths < k)
-            if not len(live):
-                break
-            key = np.take_along_axis(text[live], lengths[live, None] + np.arange(table.MAX_NGRAM), 1).astype(np.int64)
-            hashed = (key @ factors[1:])[:, None] + groups[live, :, None] * factors[0]  # [live, 2, 2n]
-            slot = (hashed[..., :n] & (self.SLOTS - 1)).reshape(len(live), 2 * n)
-            check = (hashed[..., n:] & table.CHECK).reshape(len(live), 2 * n)
-            entry = memory[base + 2 * slot].astype(np.int64)
-            rank = np.where(memory[base + 2 * slot + 1] == check, priority + entry, 0)
-            which = rank.argmax(1)
-            at = np.arange(len(live))
-            best, confirmed = rank[at, which], entry[at, which] // table.UNIT
-            match = confirmed * 2 * n + which + table.NUM_BINS
-            ahead = column - lengths[live, None]
-            copied = memory[(best % table.UNIT)[:, None] + np.maximum(ahead, 0)]
-            is_new = ahead >= 0
-            found = np.where(is_new & (copied < 0), ahead, k).min(1)
-            text[live, table.MAX_NGRAM :] = np.where(is_new, np.maximum(copied, 0), text[live, table.MAX_NGRAM :])
-            kind = np.where((best > 0)[:, None], match[:, None] + (ahead > 0) * table.NUM_MATCHES, table.FILLER)
-            classes[live] = np.where(is_new, kind, classes[live])
-            lengths[live] = np.minimum(lengths[live] + np.maximum(found, 1), k)
-        classes[column >= lengths[:, None]] = table.FILLER
+        """Each draft and what followed its last tokens."""
+        text, classes, lengths = np.concatenate([last, tokens], 1), classes.copy(), lengths.copy()
+        groups, limits = self.numbers[rows].astype(np.int64), np.full(len(rows), self.k)
+        extend(self.table.memory, self.SLOTS, groups, text, classes, lengths, limits, self.k)
+        classes[np.arange(self.k) >= lengths[:, None]] = table.FILLER
         own, prior = self._rates()[classes], self.prior[classes]
         fine = np.where(classes < table.NUM_BINS, own * probability / np.maximum(prior, 1e-6), own)
         paths = np.cumprod(np.clip(fine, 0, 1), 1)

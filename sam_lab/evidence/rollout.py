@@ -52,7 +52,7 @@ class Timeline(NamedTuple):
     spans: npt.NDArray[np.int64]
 
 
-class Drafter(Protocol):
+class RolloutDrafter(Protocol):
     """The interface of an arm's drafter in a rollout. Requests are rows of the table given to `begin`.
 
     passes: passes of the model's own drafter for the latest drafts.
@@ -72,7 +72,7 @@ class Drafter(Protocol):
 
 def roll_out(
     answers: Sequence[Answer],
-    drafter: Drafter | None,
+    drafter: RolloutDrafter | None,
     max_running: int,
     on_step: Callable[[EngineStep], None] = lambda step: None,
 ) -> Timeline:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected acceptance of drafts by position in the draft and in the answer: from replayed recordings, or given."""
+"""Expected acceptance of drafts by position in the draft and in the answer, from replayed recordings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from sam_core.budget import Calibration, choose
 
-from llm_rl.article import tokens_per_step
+from sam_lab.cost import Cost, RunningCost
 from sam_lab.drafters import Watched
-from sam_lab.plan.cost import Cost, RunningCost
 from sam_lab.plan.simulate import BINS, EDGES, Policy
 from sam_lab.recordings import Answer, make_scopes
 from sam_lab.replay import replay
@@ -92,32 +91,6 @@ class Acceptance:
         """A copy with accepted tokens multiplied by a factor, but at most all drafted tokens."""
         gain, worth = np.minimum(self.gain * factor, self.drafted), np.minimum(1, self.worth * factor)
         return replace(self, gain=gain, worth=worth, factor=self.factor * factor)
-
-
-def given(first: npt.ArrayLike, later: float, ks: Sequence[int] = KS) -> Acceptance:
-    """Drafts of maximum length whose first token is accepted with probability `first`, and each later one, if the one
-    before it was, with probability `later`.
-
-    first: one value, or [BINS], one per bin of positions.
-    """
-    k = max(ks)
-    worth = np.minimum(1.0, np.broadcast_to(np.asarray(first, float)[..., None], (BINS, 1)) * later ** np.arange(k))
-    gain = np.array([worth[:, :n].sum(axis=1) for n in ks])
-    drafted = np.array([[float(n)] * BINS for n in ks])
-    drawn = np.random.default_rng(0).random((400, 1))
-    accepted = np.array([(drawn < of_bin).sum(axis=1) for of_bin in worth])
-    return Acceptance(tuple(ks), gain, drafted, np.tile(worth[:, None], (1, 400, 1)), accepted)
-
-
-def of_article(later: float, factor: float = 1.0, ks: Sequence[int] = KS) -> Acceptance:
-    """The article's acceptance by position (its image 38, k = 3).
-
-    later: probability that a draft token is accepted if the one before it was; an assumption, as the image shows only
-        the sum over all three.
-    factor: factor of the accepted tokens.
-    """
-    mean = [tokens_per_step(begin, end) for begin, end in zip([0, *EDGES], [*EDGES, np.inf], strict=True)]
-    return given((np.array(mean) - 1) * factor / sum(later**j for j in range(3)), later, ks)
 
 
 def recorded(

@@ -17,10 +17,10 @@ from sam_core.options import Options
 
 from sam_lab.arms import parse
 from sam_lab.cli import LabError
+from sam_lab.cost import Cost, fitted, read_seconds
 from sam_lab.engine_replay.arms import fixed_switch
 from sam_lab.engine_replay.command import choose
 from sam_lab.plan.acceptance import KS, Acceptance, recorded
-from sam_lab.plan.cost import Cost, fitted, read_seconds
 from sam_lab.plan.simulate import Engines, Policy, Trace
 from sam_lab.recordings import Answer
 

@@ -18,10 +18,9 @@ from llm_rl import config, layout
 from llm_rl.recipe import Recipe
 from llm_rl.shape import SHAPES, Shape, read_shape, why_unknown
 from sam_lab.cli import LabError, check_outputs, positive
-from sam_lab.evidence import devices
+from sam_lab.cost import DIES, Cost, Die, fitted, measured, roofline
 from sam_lab.plan import check, figure, words
 from sam_lab.plan.acceptance import Acceptance, recorded
-from sam_lab.plan.cost import DIES, Cost, Die, fitted, roofline
 from sam_lab.plan.lengths import Lengths, Recorded
 from sam_lab.plan.step import SPREAD, Setup, setup
 from sam_lab.plan.study import Inputs, study
@@ -30,8 +29,8 @@ from sam_lab.recordings import DATA, Answer, read_answers
 RECORDING = DATA / "reason-long-groups.jsonl.gz"
 PROMPT = 133
 """Tokens of a prompt."""
-REPLACED = {"cost": ("device",), "lengths": ("spread", "family"), "rounds": ("kept",)}
-"""Options without effect if another one is given."""
+REPLACED = {"lengths": "spread", "rounds": "kept"}
+"""An option, and the one that has no effect if it is given."""
 EPILOG = """\
 the model:
   One round of generation is simulated on every engine, event by event: requests wait for a slot (max_num_seqs) and for
@@ -40,8 +39,7 @@ the model:
   further rounds, the exchange of weights, and training. Compared are off, batch (with the recipe's threshold and k, and
   with all others), and auto (sam_core's budget, on drafts of the recording).
 
---steps FILE predicts each batch of an engine replay from the costs of its other batches. `plan-article` fits the
-planner to one of the article's clusters and predicts the others.
+--steps FILE predicts each batch of an engine replay from the costs of its other batches.
 
 Ranges: all assumptions are drawn --draws times, uniformly between bounds, and the 10 to 90 % of the results are shown.
 The bounds for a recipe are: lengths x 0.8 to 1.2; accepted tokens x 0.7 to 1.8, with a recording of your own to 1.3;
@@ -69,14 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="S",
             help="standard deviation of the lengths' logarithm (%(default)s)",
         ),
-        add("--family", choices=("lognormal", "weibull"), default="lognormal", help="of the lengths (%(default)s)"),
         add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning"),
-        add("--factor", type=float, default=1.0, metavar="F", help="factor of accepted tokens (%(default)s)"),
-        add("--device", choices=DIES, help="default: by the recipe's cluster.device, 910C or H100"),
         add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps instead"),
         add("--kept", type=float, default=0.6, metavar="P", help=kept),
         add("--rounds", type=positive, metavar="N", help="rounds of generation per step; default: from --kept"),
-        add("--routing", choices=("spread", "sticky"), default="sticky", help="of a prompt's answers (%(default)s)"),
     ]
     drawn = [
         add("--draws", type=positive, default=10, metavar="N", help="samples of the assumptions (%(default)s)"),
@@ -93,8 +87,6 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"--kept must be above 0 and at most 1, got {args.kept:g}")
     if not 0 < args.spread < inf:
         raise LabError(f"--spread must be above 0, got {args.spread:g}")
-    if not 0 < args.factor < inf:
-        raise LabError(f"--factor must be above 0, got {args.factor:g}")
     if args.mean is not None and not 1 <= args.mean < inf:
         raise LabError(f"--mean {args.mean:g}: an answer has at least 1 token")
     if args.steps:
@@ -104,9 +96,9 @@ def run(args: argparse.Namespace) -> int:
         return _steps(args)
     if args.recipe is None:
         raise LabError("name a recipe, as llm_rl/qwen3/dapo_qwen3_32b_32die.yaml, or --steps FILE")
-    for name, others in REPLACED.items():
+    for name, other in REPLACED.items():
         if getattr(args, name) is not None:
-            _check_unset(args, [action for action in args.planned if action.dest in others], f"--{name}")
+            _check_unset(args, [action for action in args.planned if action.dest == other], f"--{name}")
     return _recipe(args)
 
 
@@ -151,11 +143,11 @@ def _recipe(args: argparse.Namespace) -> int:
         device, cost = None, fitted([step for r in check.read(args.cost)[1] for step in r["steps"]])
         clock = f"fitted to {args.cost}"
     else:
-        device, cost, clock = _clock(args, recipe, plan, shape)
+        device, cost, clock = _clock(recipe, plan, shape)
     progress = Progress()
     options = {"rule": sam.rule, "min_prob": sam.min_prob}
     acceptances = _acceptances(args, plan, options, sam.sources, progress.show)
-    inputs = Inputs(plan, lengths, cost, *acceptances, args.routing)
+    inputs = Inputs(plan, lengths, cost, *acceptances)
     likely = (0.7, 1.3) if args.acceptance else (0.7, 1.8)
     result = study(inputs, args.draws, device, likely, progress.show)
     progress.clear()
@@ -170,10 +162,10 @@ def _recipe(args: argparse.Namespace) -> int:
     return 0
 
 
-def _clock(args: argparse.Namespace, recipe: Recipe, plan: Setup, shape: Shape) -> tuple[Die | None, Cost, str]:
+def _clock(recipe: Recipe, plan: Setup, shape: Shape) -> tuple[Die | None, Cost, str]:
     """The device (None if its steps were measured), the cost of its steps, and where the cost is from.
 
-    Raises LabError if the device has no clock, or --device names another one than the recipe.
+    Raises LabError if the recipe's device has no cost model.
     """
     kind = recipe.cluster.device
     name = {"npu": "910C", "cuda": "H100"}.get(kind)
@@ -181,10 +173,8 @@ def _clock(args: argparse.Namespace, recipe: Recipe, plan: Setup, shape: Shape) 
         raise LabError(
             f"cluster.device is {kind}, for which there is no cost model: fit one to a replay with --cost FILE"
         )
-    if args.device not in (None, name):
-        raise LabError(f"--device {args.device} is not the recipe's cluster.device {kind}: leave it out, or set that")
     if name == "H100" and shape == SHAPES["Qwen3-8B"] and plan.tensor == 1 and not plan.eager:
-        return None, devices.measured("h100", "").cost, "H100, measured steps (sam_lab/evidence/h100.json)"
+        return None, measured("h100"), "H100, measured steps (sam_lab/data/cost-h100.json)"
     device = DIES[name]
     return device, roofline(shape, plan.tensor, plan.expert, device, plan.eager), f"{device.name}, a roofline"
 
@@ -194,10 +184,10 @@ def _lengths(args: argparse.Namespace, recipe: Recipe, plan: Setup) -> Lengths |
         return Recorded.of(read_answers(args.lengths), plan.limit, args.mean)
     expected = recipe.rollout.expected_length
     if args.mean is not None:
-        return Lengths(args.mean, args.spread, plan.limit, args.family)
+        return Lengths(args.mean, args.spread, plan.limit)
     if expected is None:
         raise LabError("how long answers are is not known: give --lengths FILE or --mean N")
-    return Lengths(expected - PROMPT, args.spread, plan.limit, args.family)
+    return Lengths(expected - PROMPT, args.spread, plan.limit)
 
 
 def _acceptances(
@@ -209,15 +199,14 @@ def _acceptances(
 ) -> tuple[Acceptance, Acceptance]:
     """Acceptance with all siblings on one engine, and with those that meet if they are spread over the engines."""
     answers = read_answers(args.acceptance or RECORDING)
-    factor = args.factor
     ks = tuple(sorted({1, 2, 3, 4, 6, 8, 15, plan.k}))
 
     def alone() -> Acceptance:
-        return recorded(answers, "request", options | {"sources": ["request"]}, ks, progress=progress).scaled(factor)
+        return recorded(answers, "request", options | {"sources": ["request"]}, ks, progress=progress)
 
     def in_groups(of: Sequence[Answer]) -> Acceptance:
         both = options | {"sources": ["request", "group"]}
-        return recorded(of, "group", both, ks, progress=progress).scaled(factor)
+        return recorded(of, "group", both, ks, progress=progress)
 
     if "group" not in sources:
         together = alone()

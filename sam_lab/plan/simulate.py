@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sam_lab.plan.cost import Cost
+from sam_lab.cost import Cost
 
 Float64 = npt.NDArray[np.float64]
 
 EDGES = np.array([128, 256, 512, 1024, 2048, 4096, 8192, 16384, 26000])
-"""Positions in the answer at which acceptance may change: the bins of sam_lab.replay, smaller ones at the beginning,
-and where the article's curve rises."""
+"""Positions in the answer at which acceptance may change: doubled from bin to bin, and where the article's curve
+rises."""
 BINS = len(EDGES) + 1
 BLOCK = 16
 """Tokens per block of keys and values. Before an engine starts a request, it keeps one block free for each."""
@@ -58,7 +58,6 @@ class Trace:
     steps: list[int] = field(default_factory=list)
     running: list[npt.NDArray[np.int64]] = field(default_factory=list)
     emitted: list[float] = field(default_factory=list)
-    ended: dict[tuple[int, int], float] = field(default_factory=dict)  # (rank, request): when
     preempted: int = 0
 
     @property
@@ -232,8 +231,6 @@ class Engines:
         trace.emitted.append(float((self.position - before).sum()))
         self.clock += seconds
         over = (rate > 0) & (self.length - self.position <= DONE)
-        for rank, slot in np.argwhere(over).tolist():
-            trace.ended[rank, int(self.number[rank, slot])] = self.clock
         self.number[over] = -1
         if (context + growth * steps + (2 + self.states) * running > self.capacity).any():
             self._preempt()

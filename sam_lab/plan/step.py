@@ -14,13 +14,13 @@ from llm_rl import layout
 from llm_rl.layout import GIB
 from llm_rl.recipe import Recipe
 from llm_rl.shape import Shape
-from sam_lab.plan.cost import Cost
+from sam_lab.cost import Cost
 from sam_lab.plan.simulate import Engines, Policy, Trace
 
 SWITCHING = 40.0
 """Seconds per round for exchanging weights: an assumption, about the time that the article's rollouts leave for it."""
 TRAINING = 1.04e-13
-"""Die seconds of training per token and active parameter; fitted by `python -m sam_lab plan-article`."""
+"""Die seconds of training per token and active parameter, fitted to the article (docs/results/plan-article.json)."""
 SPREAD = 0.6
 """Standard deviation of the logarithm of the answers' lengths; also fitted."""
 Int64 = npt.NDArray[np.int64]
@@ -124,11 +124,7 @@ def deal(lengths: Int64, ranks: int, routing: str) -> list[Int64]:
 
 def engines(plan: Setup, lengths: Int64, routing: str = "spread", k: int = 0) -> list[Engines]:
     """The engines of a round, with their requests and room for drafts of k tokens."""
-    return loaded(plan, deal(lengths, plan.ranks, routing), k)
-
-
-def loaded(plan: Setup, dealt: Sequence[Int64], k: int = 0) -> list[Engines]:
-    """The engines whose ranks got these answers."""
+    dealt = deal(lengths, plan.ranks, routing)
     groups = [dealt[i : i + plan.data] for i in range(0, plan.ranks, plan.data)]
     prompts = [[np.full(len(answers), plan.prompt_tokens) for answers in group] for group in groups]
     return [

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sam_lab.cost import Cost, Die, roofline
 from sam_lab.plan.acceptance import Acceptance
 from sam_lab.plan.check import tail_contexts
-from sam_lab.plan.cost import Cost, Die, roofline
 from sam_lab.plan.lengths import Int64
 from sam_lab.plan.simulate import Policy
 from sam_lab.plan.step import SWITCHING, Round, Setup, Tails, engines
@@ -48,7 +48,7 @@ class Inputs:
     cost: Cost
     together: Acceptance
     spread: Acceptance
-    routing: str
+    routing: str = "sticky"
 
     @property
     def acceptance(self) -> Acceptance:
@@ -73,7 +73,7 @@ class Inputs:
             cost = roofline(self.plan.shape, self.plan.tensor, self.plan.expert, device, self.plan.eager)
         lengths = self.lengths.longer(float(rng.uniform(0.8, 1.2)))
         together, spread = self.together.scaled(factor), self.spread.scaled(factor)
-        return Inputs(self.plan, lengths, cost, together, spread, self.routing)
+        return replace(self, lengths=lengths, cost=cost, together=together, spread=spread)
 
 
 def seconds_of_step(plan: Setup, longest: float, trained: float) -> tuple[float, float]:
@@ -157,16 +157,10 @@ def study(
         name: {what: np.quantile(of, [WORST, 1 - WORST]).tolist() for what, of in found[key].items()}
         for name, key in chosen.items()
     }
-    routing = {}
-    for way in ("spread", "sticky"):
-        routed = replace(inputs, routing=way)
-        results = [rounds_of(routed, seed, [current], False, partial(progress, f"routing {way}")) for seed in SEEDS]
-        routing[way] = {
-            "off_s": float(np.mean([of_seed["off"].longest for of_seed in results])),
-            "batch_s": float(np.mean([of_seed[current].longest for of_seed in results])),
-            "imbalance": float(np.mean([of_seed["off"].longest / of_seed["off"].mean for of_seed in results])),
-            "accepted": float(routed.acceptance.gain[routed.acceptance.ks.index(plan.k), -1]),
-        }
+    routing = {
+        way: _routed(replace(inputs, routing=way), current, partial(progress, f"routing {way}"))
+        for way in ("spread", "sticky")
+    }
     return {
         "figures": figures,
         "ranges": ranges,
@@ -176,6 +170,17 @@ def study(
         "auto_gain": gains["auto"],
         "routing": routing,
         "traces": {name: max(rounds[0][key].traces, key=attrgetter("total")) for name, key in chosen.items()},
+    }
+
+
+def _routed(inputs: Inputs, current: tuple[int, int], progress: Callable[[], None]) -> dict[str, float]:
+    """Seconds of the slowest engine without drafts and with the recipe's switch, with this routing."""
+    results = [rounds_of(inputs, seed, [current], False, progress) for seed in SEEDS]
+    return {
+        "off_s": float(np.mean([of_seed["off"].longest for of_seed in results])),
+        "batch_s": float(np.mean([of_seed[current].longest for of_seed in results])),
+        "imbalance": float(np.mean([of_seed["off"].longest / of_seed["off"].mean for of_seed in results])),
+        "accepted": float(inputs.acceptance.gain[inputs.acceptance.ks.index(inputs.plan.k), -1]),
     }
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sam_core.budget import choose
 from sam_core.switch import AutoSwitch
 
-from sam_lab.plan.cost import Cost
+from sam_lab.cost import Cost
 from sam_lab.switch_worlds.acceptance import Record
 
 Float64 = npt.NDArray[np.float64]
@@ -229,6 +229,35 @@ class _Requests:
         self.begun[reading] |= taken > 0
         return int(taken.sum())
 
+    def write(
+        self,
+        slots: npt.NDArray[np.int64],
+        decoding: npt.NDArray[np.int64],
+        read: npt.NDArray[np.int64],
+        accepted: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int32]:
+        """End a step of these slots; returns the tokens that each has got.
+
+        decoding, read: slots that decode, and those that read prompts. accepted: draft tokens of those that decode.
+        """
+        gained = np.zeros(len(self.running), np.int32)
+        gained[decoding] = np.minimum(1 + accepted, self.unwritten[decoding])
+        self.at[decoding] = (self.at[decoding] + 1) % self.world.record.scores.shape[1]
+        gained[read] = self.unread[read] == 0
+        self.context[slots] += gained[slots]
+        self.unwritten[slots] -= gained[slots]
+        return gained[slots]
+
+    def scores(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """The scores of the drafts that the record has for these slots, float32 [B, k]."""
+        return self.world.record.scores[self.run[slots], self.at[slots]][:, : self.world.k]
+
+    def end(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """End the requests that have nothing left to write; returns their slots."""
+        ended = slots[self.unwritten[slots] <= 0]
+        self.running[ended] = self.begun[ended] = False
+        return ended
+
 
 def play(world: Scenario) -> dict[str, Any]:
     """Run switch `auto` through a scenario.
@@ -241,7 +270,7 @@ def play(world: Scenario) -> dict[str, Any]:
         drafted: verified draft tokens of `auto`.
         host: mean seconds per step that the switch itself took on this processor.
     """
-    rng, record, k = world.rng, world.record, world.k
+    rng, k = world.rng, world.k
     clock = [0.0]
     graph_sizes = SIZES.get(world.pads, [])
     switch = AutoSwitch(k, logging.getLogger("switch-worlds"), lambda: clock[0], graph_sizes)
@@ -265,7 +294,7 @@ def play(world: Scenario) -> dict[str, Any]:
         if prompts:
             read = np.setdiff1d(slots, decoding, assume_unique=True)
             with_prompts = replace(curve, prompt_rows=prompts, read=requests.context[read].sum() / 1000)
-        truth = record.truth[requests.run[decoding], requests.at[decoding]][:, :k]
+        truth = world.record.truth[requests.run[decoding], requests.at[decoding]][:, :k]
         n = chosen[decoding]
         spent = with_prompts.step(n, contexts)
         clock[0] += spent * world.slow[step] * noise[step]
@@ -276,31 +305,36 @@ def play(world: Scenario) -> dict[str, Any]:
         drafted += int(n.sum())
         latest.append(prompts)
         reading = bool((requests.unread[read] > 0).any())
-        # the step's tokens
-        gained = np.zeros(world.most, np.int32)
         accepted = ((rng.random(len(decoding))[:, None] < truth) & (np.arange(k) < n[:, None])).sum(1)
-        gained[decoding] = np.minimum(1 + accepted, requests.unwritten[decoding])
-        requests.at[decoding] = (requests.at[decoding] + 1) % record.scores.shape[1]
-        gained[read] = requests.unread[read] == 0
-        requests.context[slots] += gained[slots]
-        requests.unwritten[slots] -= gained[slots]
-        # the drafter, after the step
-        known, tokens, num_tokens = slots.astype(np.int32), gained[slots], len(decoding) + int(n.sum()) + prompts
-        scores = record.scores[requests.run[slots], requests.at[slots]][:, :k] * (tokens[:, None] > 0)
-        lengths, held = (scores > 0).sum(1).astype(np.int32), requests.context[slots]
+        tokens = requests.write(slots, decoding, read, accepted)
+        scores = requests.scores(slots) * (tokens[:, None] > 0)
         begin = time.thread_time()
-        switch.observe(known, tokens, num_tokens)
-        chosen[slots] = 0
-        if switch.should_draft(len(slots)):
-            chosen[slots] = switch.choose(known, held, lengths, scores)
-        else:
-            switch.skip(known, held)
+        chosen[slots] = _draft(switch, slots, tokens, len(decoding) + int(n.sum()) + prompts, requests, scores)
         host += time.thread_time() - begin
-        for slot in slots[requests.unwritten[slots] <= 0]:
-            requests.running[slot] = requests.begun[slot] = False
+        for slot in requests.end(slots):
             chosen[slot] = 0
             switch.forget(int(slot))
     return {"seconds": seconds, "drafted": drafted, "host": host / world.steps} | world.facts
+
+
+def _draft(
+    switch: AutoSwitch,
+    slots: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.int32],
+    num_tokens: int,
+    requests: _Requests,
+    scores: npt.NDArray[np.float32],
+) -> npt.NDArray[np.int32] | int:
+    """The draft tokens of each of B requests for the next step, after a step of `num_tokens` that gave them `tokens`.
+
+    scores: float32 [B, k], of the drafts that the texts have for them.
+    """
+    known, lengths, held = slots.astype(np.int32), (scores > 0).sum(1).astype(np.int32), requests.context[slots]
+    switch.observe(known, tokens, num_tokens)
+    if switch.should_draft(len(slots)):
+        return switch.choose(known, held, lengths, scores)
+    switch.skip(known, held)
+    return 0
 
 
 def _judge(

@@ -92,8 +92,7 @@ class Engine:
     It runs eagerly unless a compilation_config is among the settings. Engines start side by side: the first question to
     one waits until it is up. A dead engine raises AssertionError with its traceback.
 
-    in_process: the engine's core is in the engine_server's process. front_end: the engine_server's, "LLMEngine" or
-    "AsyncLLM".
+    front_end: the engine_server's, "LLMEngine" or "AsyncLLM".
     environment: further variables of its processes.
     """
 
@@ -104,7 +103,6 @@ class Engine:
         sam=None,
         k=3,
         *,
-        in_process=False,
         front_end="LLMEngine",
         environment=MappingProxyType({}),
         **settings,
@@ -116,7 +114,7 @@ class Engine:
         settings = {"num_gpu_blocks_override": blocks} | settings
         settings = {"skip_tokenizer_init": True, "dtype": "float32"} | settings | {"model": str(model)}
         settings["enforce_eager"] = "compilation_config" not in settings
-        environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not in_process)), **environment}
+        environment = dict(environment)
         if "data_parallel_size" not in settings:  # with it vLLM reserves the ports behind the first for its master
             environment["VLLM_PORT"] = str(next(PORTS))
         words = [str(HERE / "engine_server.py"), front_end, json.dumps(settings)]

@@ -71,12 +71,6 @@ def keep_off(worker, threshold=0):
     worker.model_runner.drafter.switch.threshold = threshold
 
 
-def free_drafts(worker):
-    """Runs in a worker: from now on each request gets a draft of k tokens, which takes no time."""
-    runner, k = worker.model_runner, worker.model_runner.drafter.k
-    runner.drafter.propose = lambda *args: [[0] * k for _ in range(runner.input_batch.num_reqs)]
-
-
 def never_pays(worker):
     """Runs in a worker: from now on switch auto finds no drafts worth their cost, and none to explore."""
     switch = worker.model_runner.drafter.switch
@@ -158,31 +152,21 @@ def shape_of(scheduled):
     return len(scheduled.num_scheduled_tokens), sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
 
 
-def standin_clock():
-    """A function: seconds that the stand-in has taken so far, inside its operators and by its device at each torch
-    call."""
-    standin = sys.modules.get("torch_npu")
-    factor = standin and standin.delay_factor()
-    return lambda: standin.SECONDS[0] + factor * standin.DELAY[0] if standin else 0.0
-
-
-def time_operators(worker):
-    """Runs in a worker: from now on notes of each step its requests, drafted tokens and the stand-in's seconds."""
-    seconds, runner, execute = standin_clock(), worker.model_runner, worker.model_runner.execute_model
-    runner.timed, before = [], [0, 0, seconds()]
+def note_plans(worker):
+    """Runs in a worker: from now on notes the requests and draft tokens of each scheduled step."""
+    runner, execute = worker.model_runner, worker.model_runner.execute_model
+    runner.noted_plans = []
 
     def noting(scheduled, *args, **kwargs):
-        runner.timed.append([*before[:2], seconds() - before[2]])
-        before[:] = *shape_of(scheduled), seconds()
+        runner.noted_plans.append(shape_of(scheduled))
         return execute(scheduled, *args, **kwargs)
 
     runner.execute_model = noting
 
 
-def operator_seconds(worker):
-    """Runs in a worker: what time_operators noted since the last time."""
-    steps, worker.model_runner.timed = worker.model_runner.timed, []
-    return steps
+def noted_plans(worker):
+    """Runs in a worker: what note_plans noted."""
+    return worker.model_runner.noted_plans
 
 
 def calling_core():

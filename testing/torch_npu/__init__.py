@@ -3,7 +3,7 @@
 ../README.md."""
 
 from . import attention, device, distributed, experts, npu, ops, placeholders  # noqa: F401  which registers the device
-from .calls import CALLS, DELAY, SECONDS, delay_factor, missing  # noqa: F401
+from .calls import CALLS, missing  # noqa: F401
 
 placeholders.install()
 experts.install()

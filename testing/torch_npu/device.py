@@ -3,14 +3,12 @@
 
 import functools
 import threading
-import time
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from . import late, meter
-from .calls import DELAY
 from .meter import METERED
 from .operators import PYTHON_OPERATIONS
 
@@ -30,10 +28,7 @@ class NpuOnCpu(TorchFunctionMode):
     """Every torch call that names device npu runs on the CPU; pinned memory is ordinary memory."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        start = time.perf_counter()
-        call = self.redirect(func, args, dict(kwargs or {}))
-        DELAY[0] += time.perf_counter() - start
-        return call()
+        return self.redirect(func, args, dict(kwargs or {}))()
 
     def redirect(self, func, args, kwargs):
         """What a torch call comes to on the CPU: a function without arguments."""

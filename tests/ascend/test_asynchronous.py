@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts under asynchronous scheduling: the same texts, and indexes that hold the answers and nothing else."""
 
+import device_costs as costs
 import pytest
 from ascend_engine import OLD, Engine
 from engine_checks import go_on_from_what_they_had, settled, speculated
 from started import started
 from tiny_qwen3 import VOCAB
-
-from sam_lab.standin import costs
 
 pytestmark = pytest.mark.skipif(OLD, reason="vLLM 0.11 schedules with drafts synchronously")
 K = 3
@@ -45,10 +44,10 @@ def test_drafts_are_verified_and_counted(cpu, sam, prompts):
 def test_while_off_steps_are_planned_without_placeholders(cpu, sam, prompts):
     """The engine hears of the switch with the output of a step, so it acts on the step after the next."""
     lengths = [16] * 8 + [40] * 4
-    sam.ask("time_operators")
+    sam.ask("note_plans")
     assert sam.run(prompts[:12], lengths) == cpu.run(prompts[:12], lengths)
     speculated(sam)
-    planned = [(requests, placeholders) for requests, placeholders, _ in sam.ask("operator_seconds")[0]]
+    planned = sam.ask("noted_plans")[0]
     off = [placeholders for requests, placeholders in planned if requests > 8]
     assert len(off) > 10 and not any(off[3:]), planned
     assert sum(placeholders > 0 for requests, placeholders in planned if requests <= 4) > 8, planned

@@ -6,10 +6,9 @@ Counted over the stand-in with its meter; `make device-costs` prints the tables.
 
 import json
 
+import device_costs as costs
 import pytest
 from ascend_engine import OLD, start
-
-from sam_lab.standin import costs
 
 BATCH, LAYERS = 4, 2
 WITH_GRAPHS = ("plain, sampled", "plain, seeded", "switch off, rejection", "rejection", "seeded")

@@ -36,10 +36,10 @@ def test_every_rank_waits_for_the_tokens_that_it_reads(pair, prompts):
     lengths = [30 + 5 * i for i in range(10)]
     pair.ask("never_pays")
     pair.ask("note_outputs")
-    pair.ask("time_operators")
+    pair.ask("note_plans")
     drafted = pair.pool()["drafted_tokens"]
     answers = pair.run(prompts[:10], lengths)
-    planned = [placeholders for _, placeholders, _ in pair.ask("operator_seconds")[0]]
+    planned = [placeholders for _, placeholders in pair.ask("noted_plans")[0]]
     assert len(planned) > 70 and not any(planned[16:]), (
         "steps were planned with placeholders for drafts that do not pay"
     )

@@ -12,6 +12,7 @@ import pytest
 import sam_core
 from sam_lab.__main__ import main
 from sam_lab.cli import LabError
+from sam_lab.cost import Cost
 from sam_lab.drafters import SamDrafter
 from sam_lab.evidence import arms, command, data, jobs, tuning
 from sam_lab.evidence.arms import make, parse
@@ -20,7 +21,6 @@ from sam_lab.evidence.jobs import PLAIN, Job, Settings, run
 from sam_lab.evidence.model import KINDS, Kind, ModelDrafter
 from sam_lab.evidence.rollout import FIELDS, Timeline, column, roll_out
 from sam_lab.evidence.statistics import by_task, pooled, seconds, summary
-from sam_lab.plan.cost import Cost
 from sam_lab.recordings import PARTS, Answer
 from sam_lab.replay import accept_chain, replay
 

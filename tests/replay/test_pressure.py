@@ -4,12 +4,11 @@
 import pytest
 
 from sam_lab.bench import pressure
-from sam_lab.bench.texts import RecordedTexts
 
 
 @pytest.fixture(scope="module")
 def groups():
-    return pressure.groups_of(RecordedTexts(), "math-cot-groups8")
+    return pressure.groups_of("math-cot-groups8")
 
 
 @pytest.mark.parametrize("budget", [1.0, pytest.param(1.5, marks=pytest.mark.slow)])

@@ -5,13 +5,21 @@ import numpy as np
 import pytest
 from recording import line, write
 
+from sam_lab.cost import Cost
 from sam_lab.evidence.arms import make
 from sam_lab.evidence.devices import Device
 from sam_lab.evidence.rollout import column, roll_out
-from sam_lab.plan.cost import Cost
 from sam_lab.recordings import Answer, make_scopes, read_answers
 from sam_lab.replay import replay
-from sam_lab.suffix_device import CAPACITY, HALF_LIFE, Acceptance, Corpus, Draft, SuffixDevice, SuffixDeviceDrafter
+from sam_lab.suffix_device import (
+    CAPACITY,
+    HALF_LIFE,
+    AcceptedByClass,
+    Corpus,
+    SuffixDevice,
+    SuffixDeviceDrafter,
+    SuffixDraft,
+)
 
 
 def text_of(*tokens):
@@ -81,12 +89,12 @@ def test_the_end_of_a_prompt_is_kept():
 
 
 def test_acceptance_is_by_source_length_and_place():
-    acceptance = Acceptance(3)
-    seven = Draft([1, 2, 3], 7, True)
+    acceptance = AcceptedByClass(3)
+    seven = SuffixDraft([1, 2, 3], 7, True)
     acceptance.add(seven, 3, 1)
-    acceptance.add(Draft([1, 2, 3], 10, True), 2, 2)  # of one class with 7 tokens; the third was not verified
+    acceptance.add(SuffixDraft([1, 2, 3], 10, True), 2, 2)  # of one class with 7 tokens; the third was not verified
     assert acceptance.probabilities(seven) == pytest.approx([3 / 4, 2 / 4, 1 / 2])
-    for other in (Draft([1, 2], 6, True), Draft([1, 2], 11, True), Draft([1, 2], 7, False)):
+    for other in (SuffixDraft([1, 2], 6, True), SuffixDraft([1, 2], 11, True), SuffixDraft([1, 2], 7, False)):
         assert acceptance.probabilities(other).tolist() == [0.5, 0.5]
     for _ in range(HALF_LIFE - 1):
         acceptance.step()

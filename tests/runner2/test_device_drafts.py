@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts that the device completes, and their confidences: the table and the kernels against dictionaries and plain
-numbers, and against torch's operators."""
+numbers, and against their reference in numpy."""
 
 import os
 import random
@@ -39,7 +39,7 @@ from sam_core.device_drafts import (
 )
 from sam_core.kernels import Drafter, ModelDrafts
 
-from sam_lab.bench.completion import draft
+from sam_lab.completion import Completed, draft
 
 K = 3
 VOCABULARY = 200
@@ -126,7 +126,7 @@ def rows_of(texts):
 
 
 class Device:
-    """Completes drafts of k tokens for up to 8 requests, the kernel and torch's operators alike."""
+    """Completes drafts of k tokens for up to 8 requests, the kernel and its reference alike."""
 
     def __init__(self, table, k=K, width=None, seed=0):
         self.table, self.k, self.width, self.rng = table, k, width or k + 1, np.random.default_rng(seed)
@@ -162,7 +162,7 @@ class Device:
         assert (self.drafter.memory.numpy() == self.table.memory).all()
         assert drafts[batch:].tolist() == behind and (confidences[batch:] == 7).all()
         arguments = padded, chained, tails, np.array(groups), unknown, count
-        expected = draft(self.drafter.memory, self.table.num_slots, *map(torch.from_numpy, arguments), k)
+        expected = self.completed(arguments)
         likely = self.likely(expected)
         if model:
             expected, likely = self.joined(expected, likely, model, planned, states, arguments)
@@ -172,6 +172,10 @@ class Device:
         assert torch.allclose(confidences[:batch], likely, rtol=1e-6, atol=0)
         self.states, self.classes, self.confidences = states, expected.classes, confidences[:batch]
         return [row[:n] for row, n in zip(expected.tokens.tolist(), expected.lengths.tolist(), strict=True)]
+
+    def completed(self, arguments):
+        """The reference's drafts, as tensors."""
+        return Completed(*map(torch.from_numpy, draft(self.table.memory, self.table.num_slots, *arguments, self.k)))
 
     def likely(self, drafts):
         rate, prior = self.rates()[drafts.classes], self.drafter.prior[drafts.classes]
@@ -189,7 +193,7 @@ class Device:
             tokens = of_texts.tokens[row, :length] if agrees[row] else model.tokens[row]
             chains[row, : n + length] = pack(np.concatenate([unknown[row, :n], tokens]), np.ones(n + length))
         given = (chains, count + begun.numpy(), tails, groups, unknown, count)
-        of_model = draft(self.drafter.memory, self.table.num_slots, *map(torch.from_numpy, given), self.k)
+        of_model = self.completed(given)
         is_begun = torch.arange(self.k) < begun[:, None]
         of_model.classes[is_begun] = of_texts.classes[is_begun]
         of_model.probabilities[is_begun] = of_texts.probabilities[is_begun]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of a step: by roofline from a model's shape and a device's figures, or fitted to recorded steps."""
+"""Cost of a step: by roofline from a model's shape and a device's figures, fitted to recorded steps, or measured."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +13,12 @@ import numpy.typing as npt
 from sam_core.cost import StepCost
 
 from llm_rl.shape import Shape
+from sam_lab.recordings import DATA
 
 Float64 = npt.NDArray[np.float64]
+
+MEASURED = {name: DATA / f"cost-{name}.json" for name in ("cpu", "h100")}
+"""Costs of a step of vLLM; `about` in each file says which one."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,8 @@ DIES = {
     "H100": Die("H100 SXM", 3.35e12, 989e12, 450e9, launch=6e-6, context_share=0.7),
 }
 """910C: Serving Large Language Models on Huawei CloudMatrix384 (arXiv 2506.12708), section 3: a package of two dies has
-752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch and max_verify are what `python -m
-sam_lab plan-article` fits.
+752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch and max_verify were fitted to the
+article (docs/results/plan-article.json).
 H100: NVIDIA's data sheet; launch is an assumption."""
 
 
@@ -175,6 +180,14 @@ def roofline(shape: Shape, tensor: int, expert: int, device: Die, eager: bool = 
         floor=shape.layers * operators * device.launch if eager else 0.0,
         verify=shape.layers * device.verify,
     )
+
+
+def measured(name: str) -> Cost:
+    """The cost in a file of MEASURED: `rows` with their `seconds`, `context` and `draft_context` in seconds per 1,000
+    tokens, and `verify`."""
+    record = json.loads(MEASURED[name].read_text())
+    rows, seconds = (np.array(record[key], float) for key in ("rows", "seconds"))
+    return Cost(rows, seconds, **{key: record.get(key, 0.0) for key in ("context", "draft_context", "verify")})
 
 
 def fitted(steps: Sequence[dict[str, Any]]) -> Cost:

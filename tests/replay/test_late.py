@@ -63,7 +63,7 @@ def test_all_tokens_are_replayed_and_groups_end():
 def test_quick_benchmark(tmp_path, capsys):
     status = lab.main(["bench-asynchronous", "--quick", "--out", str(tmp_path)])
     rows = json.loads((tmp_path / "bench-asynchronous.json").read_text())["rows"]
-    assert len(rows) == 2 * 6 * 2 + 6 * 3 and all(row["ours"]["median"] > 0 for row in rows)
-    assert status == any(row["verdict"] != "met" and row["bound"] is not None for row in rows)
+    assert len(rows) == 2 * 6 * 2 and all(row["ours"]["median"] > 0 for row in rows)
+    assert status == any(row["verdict"] != "met" for row in rows)
     printed = capsys.readouterr().out
     assert all(row["what"] in printed for row in rows)

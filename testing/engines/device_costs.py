@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab device-costs`: what a step would cost a 910C beyond its arithmetic: waits of the host for the
-device, AICPU operators and launches."""
+"""What a step would cost a 910C beyond its arithmetic: waits of the host for the device, AICPU operators and launches.
+
+Whole decoding steps are counted over the stand-in for torch_npu with its meter; nothing is timed. Models of 2 and 4
+layers separate the costs per layer from those per step. Drafts have 3 tokens, weights are bfloat16. `make device-costs`
+prints one line per arm and batch size, then the origin of waits and AICPU operators.
+"""
 
 import argparse
 import contextlib
@@ -8,22 +12,10 @@ import itertools
 import json
 import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import tiny_qwen3
 from ascend_engine import OLD, VERSION, Engine
-from sam_core.files import write_json
-
-from sam_lab.cli import positive
-
-EPILOG = """\
-Whole engine steps of decoding are counted, scheduler, runner, attention, sampler and proposer, over the stand-in for
-torch_npu with its meter (testing/torch_npu): nothing here is timed. Models of 2 and of 4 layers tell what is a cost of
-each layer from what is one of each step. Drafts have 3 tokens, weights are bfloat16. One line an arm and batch size:
-the cost of a step with drafts and that of the same engine without speculation; then where waits and AICPU operators
-come from.
-"""
 
 K = 3
 MAX_BATCH = 64  # of an engine
@@ -155,15 +147,10 @@ def sources(found: dict, kinds: tuple[str, ...] = ("wait", "AICPU", "unknown")) 
     return lines
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--batch", type=positive, nargs="+", default=[1, 8, 32], help="requests at a time (default 1 8 32)"
-    )
-    parser.add_argument("--out", type=Path, default=Path("outputs/device-costs"), help="folder of the JSON file")
-
-
-def run(args: argparse.Namespace) -> int:
-    record = {}
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="requests at a time (default 1 8 32)")
+    args = parser.parse_args()
     for graphs in (False,) if OLD else (False, True):
         names = arms(graphs)
         print(
@@ -177,10 +164,7 @@ def run(args: argparse.Namespace) -> int:
             sep="\n",
             flush=True,
         )
-        record["graphs" if graphs else "eager"] = {
-            name: {batch: {n: [[*event, times] for event, times in events.items()] for n, events in layers.items()}
-                   for batch, layers in batches.items()} for name, batches in found.items()
-        }  # fmt: skip
-    args.out.mkdir(parents=True, exist_ok=True)
-    write_json(args.out / f"vllm-ascend-{VERSION}.json", record)
-    return 0
+
+
+if __name__ == "__main__":
+    main()
