@@ -16,10 +16,18 @@ from typing import Any, BinaryIO
 
 from sam_core.files import naming, try_lock
 
+from llm_rl import rewards
 from llm_rl.data import files
 from llm_rl.errors import UserError
-from llm_rl.evaluation import questions, scores
-from llm_rl.evaluation.engine import Engine, add_arguments, at_least, device, load_tokenizer, prompt_ids
+from llm_rl.evaluation import questions
+from llm_rl.evaluation.engine import (
+    Engine,
+    add_engine_arguments,
+    at_least,
+    device,
+    json_object,
+    load_tokenizer,
+)
 from llm_rl.evaluation.engine import settings as engine_settings
 from llm_rl.evaluation.questions import Question
 
@@ -28,7 +36,12 @@ SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser)
+    add_engine_arguments(parser, batch=64)
+    parser.add_argument("--data", type=Path, required=True, help="questions, as `python -m llm_rl.data` writes them")
+    parser.add_argument("--limit", type=int, help="use only this many questions, from the first")
+    parser.add_argument("--rule", default="oldest", help="drafting rule (default oldest, the article's)")
+    parser.add_argument("--max-tokens", type=int, default=34816, help="longest answer (default 34816)")
+    parser.add_argument("--template", type=json_object, default={}, help="arguments of the chat template, as JSON")
     parser.add_argument("--sam", choices=("off", "batch"), required=True, help="speculation off, or on")
     parser.add_argument("--k", type=int, default=3, help="drafted tokens per step (default 3)")
     parser.add_argument(
@@ -132,7 +145,9 @@ def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: 
     from sam_core.seeds import request_seed
 
     tokenizer = load_tokenizer(args.model)
-    prompts = [prompt_ids(tokenizer, question.messages, args.template) for _, question in left]
+    chats = [question.messages for _, question in left]
+    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False, **args.template)
+    prompts = tokenizer(texts, add_special_tokens=False)["input_ids"]
     sampling = {name: getattr(args, name) for name in SAMPLING}
     # With `rejection` a seed for each request is slow, and on a CPU it crashes vLLM 0.23 in chunked prefill.
     seeded = args.verify == "seeded"
@@ -194,4 +209,4 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 def right_answers(row: dict[str, Any]) -> int:
     """Number of right answers in a row of results."""
-    return sum(scores.score(row["data_source"], answer["text"], row["truth"]) for answer in row["answers"])
+    return sum(rewards.is_right(row["data_source"], answer["text"], row["truth"]) for answer in row["answers"])
