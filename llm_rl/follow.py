@@ -19,8 +19,7 @@ import psutil
 from llm_rl import load
 from llm_rl.errors import UserError
 from llm_rl.recipe import Recipe
-from llm_rl.resume import read_steps
-from llm_rl.steps import round_seconds, step_seconds
+from llm_rl.steps import read_steps, round_seconds, step_seconds
 
 SPEC = "rollout/spec/"
 ADVICE = "sync_refill_failed_groups"

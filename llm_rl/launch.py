@@ -32,8 +32,8 @@ from llm_rl.errors import UserError
 from llm_rl.follow import failure, follow, started_late, stop, summarize, table
 from llm_rl.pin_set import PinSet
 from llm_rl.recipe import ROOT, Recipe
-from llm_rl.resume import read_steps
 from llm_rl.shape import read_shape
+from llm_rl.steps import read_steps
 
 MAY_CHANGE = ("steps", "env", "local_ray", "cluster", "checkpoints", "trainer")
 """Keys that may change when a run resumes, except for the number of devices with FSDP (resume.point)."""

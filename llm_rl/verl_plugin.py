@@ -21,16 +21,6 @@ from sam_core.engines.verl.after_import import after_import
 from sam_core.engines.verl.plugin import module_name
 
 LOGGER = logging.getLogger("llm_rl")
-
-TRAINER = "trainer/ppo/v1/trainer_base.py"
-REPLAY_BUFFER = "trainer/ppo/v1/replay_buffer.py"
-TRACKING = "utils/tracking.py"
-SEPARATE_ASYNC = "trainer/ppo/v1/trainer_separate_async.py"
-FULLY_ASYNC = "experimental/fully_async_policy/fully_async_trainer.py"
-ONE_STEP_OFF = "experimental/one_step_off_policy/ray_trainer.py"
-DISTRIBUTED = "utils/distributed.py"
-MEGATRON = "workers/engine/megatron/transformer_impl.py"
-
 HOOKS = read_table(Path(__file__).with_name("verl_hooks.txt"))
 
 
@@ -259,14 +249,14 @@ def collective_timeout() -> int | None:
 
 
 MODULES: dict[str, Callable[[ModuleType], None]] = {
-    TRAINER: trainer,
-    REPLAY_BUFFER: replay_buffer,
-    TRACKING: tracking,
-    SEPARATE_ASYNC: separate_async,
-    FULLY_ASYNC: fully_async,
-    ONE_STEP_OFF: one_step_off,
-    DISTRIBUTED: distributed,
-    MEGATRON: megatron,
+    "trainer/ppo/v1/trainer_base.py": trainer,
+    "trainer/ppo/v1/replay_buffer.py": replay_buffer,
+    "utils/tracking.py": tracking,
+    "trainer/ppo/v1/trainer_separate_async.py": separate_async,
+    "experimental/fully_async_policy/fully_async_trainer.py": fully_async,
+    "experimental/one_step_off_policy/ray_trainer.py": one_step_off,
+    "utils/distributed.py": distributed,
+    "workers/engine/megatron/transformer_impl.py": megatron,
 }
 """The functions above by file of verl."""
 
@@ -292,7 +282,7 @@ def imported(folder: Path, file: str, module: ModuleType) -> None:
 def install() -> None:
     """Rebind functions as verl imports their modules; verl 0.6.1, which has patches, stays unchanged."""
     folder = installed("verl")
-    if folder and (folder / TRAINER).is_file():
+    if folder and (folder / "trainer/ppo/v1").is_dir():
         after_import({module_name(file): functools.partial(imported, folder, file) for file in MODULES})
 
 

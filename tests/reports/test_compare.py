@@ -228,10 +228,10 @@ REFUSED = [
     (lambda runs: write_run(runs / "off", "off", steps=1), "differ in length: 1 training steps off, 3 on"),
     (spec("on", drafted=0, accepted=0), "it ran without speculation"),
     (text("off/run.json", "{"), "run.json is not JSON"),
-    (lambda runs: (runs / "off/steps.jsonl").unlink(), "steps.jsonl cannot be read: No such file or directory"),
+    (lambda runs: (runs / "off/steps.jsonl").unlink(), "steps.jsonl has 0 training steps, expected "),
     (text("on/engine-0.jsonl", "[1, 2]\n"), "is not an engine step: it must have six numbers"),
     (text("on/answers-1.jsonl", "[1, 2]\n"), "answers-1.jsonl, line 1, is not an answer: it must"),
-    (spec("on", drafted=float("nan")), "line 1, has no number for rollout/spec/drafted"),
+    (spec("on", drafted=float("nan")), "has no number for rollout/spec/drafted in step 1"),
     (spec("off", tokens=0), "the off run counted no tokens from tr"),
     (spec("off", drafted=15), "the off run verified 45 draft tokens"),
 ]
