@@ -82,21 +82,9 @@ def build_corpus(
     digits = None if tokenizer is None else fingerprint(tokenizer)
     if tokenizer is not None and digits is None:
         raise ValueError(f"{os.fspath(tokenizer)} has no tokenizer: name a model's folder or its tokenizer.json")
-    if isinstance(sources, (str, os.PathLike)):
-        sources = [sources]
     report = progress or (lambda line: None)
-    pieces: list[Tokens] = []
-    end, size = np.array([END], np.int32), 0
-    for number, source in enumerate(sources, 1):
-        if isinstance(source, (str, os.PathLike)):
-            check_output(out, (source,))
-        for where, text in _texts(source, f"text {number}", key):
-            tokens = _checked(text, where)
-            if len(tokens):
-                pieces += [tokens, end]
-                size += len(tokens) + 1
-        if isinstance(source, (str, os.PathLike)):
-            report(f"read {os.fspath(source)}: {size - len(pieces) // 2:,} tokens so far")
+    pieces = _pieces([sources] if isinstance(sources, (str, os.PathLike)) else sources, out, key, report)
+    size = sum(map(len, pieces))
     if not pieces:
         raise ValueError("there is no token in the texts given: a corpus needs at least one")
     if size > MAX_SIZE:
@@ -195,6 +183,22 @@ class Corpus:
 
 
 # ---- reading texts
+
+
+def _pieces(sources: Iterable[Any], out: pathlib.Path, key: str | None, report: Callable[[str], None]) -> list[Tokens]:
+    """The texts of all sources, each followed by END; empty ones are left out. Raises as build_corpus does."""
+    pieces: list[Tokens] = []
+    end = np.array([END], np.int32)
+    for number, source in enumerate(sources, 1):
+        is_file = isinstance(source, (str, os.PathLike))
+        if is_file:
+            check_output(out, (source,))
+        for where, text in _texts(source, f"text {number}", key):
+            if len(tokens := _checked(text, where)):
+                pieces += [tokens, end]
+        if is_file:
+            report(f"read {os.fspath(source)}: {sum(map(len, pieces[::2])):,} tokens so far")
+    return pieces
 
 
 def _texts(source: Any, name: str, key: str | None) -> Iterator[tuple[str, Any]]:
