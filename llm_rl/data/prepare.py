@@ -87,16 +87,6 @@ def prepare(name: str, source: Path, out: Path, skip_bad: bool, keep_duplicates:
     return finish(out, table, record | counts)
 
 
-def prepare_sums(rows: int, seed: int, out: Path) -> dict[str, Any]:
-    """Write distinct sums of the kind that the tiny model was trained on; return the record."""
-    from llm_rl.qwen3 import sums
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    problems = sums.problems(rows, sums.rng_for(seed, "evaluation"))
-    table = [sums.row(index, terms) for index, terms in enumerate(problems)]
-    return finish(out, table, {"data_set": "sums", "source": f"made with seed {seed}", "rows": rows})
-
-
 def record_of(out: Path) -> Path:
     return out.with_name(out.name + ".json")
 

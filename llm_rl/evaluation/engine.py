@@ -108,10 +108,6 @@ class Engine:
         now = self._totals()
         return {name: now[name] - self._before[name] for name in now}
 
-    def drafter(self) -> dict[str, Any]:
-        """The proposer's counters (sam_core.proposer.SamProposer.stats) since the engine started."""
-        return next(stats for stats in self._engine.collective_rpc("sam_stats") if stats)
-
     def _totals(self) -> dict[str, int]:
         values = {metric.name: int(metric.value) for metric in self._engine.get_metrics() if metric.name in COUNTERS}
         return {short: values.get(name, 0) for name, short in COUNTERS.items()}

@@ -116,10 +116,8 @@ def test_a_missing_source_and_a_torn_file_are_refused(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["gsm8k", "--out", "a.parquet"], "gsm8k needs --source"),
-        (["sums", "--source", "x", "--out", "a.parquet"], "sums are generated and have no --source"),
-        (["sums", "--out", "a.json"], "--out must end in .parquet"),
-        (["sums", "--out", "a.parquet", "--rows", "0"], "--rows must be at least 1"),
+        (["gsm8k", "--out", "a.parquet"], "required: --source"),
+        (["gsm8k", "--source", "x", "--out", "a.json"], "--out must end in .parquet"),
     ],
 )
 def test_wrong_calls_are_refused(words, reason, capsys):
