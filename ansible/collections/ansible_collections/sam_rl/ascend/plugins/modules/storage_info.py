@@ -60,10 +60,8 @@ def main():
     )
     given = module.params
     folder = existing(given["folder"])
-    free, files = (
-        free_gb(folder),
-        (os.path.join(top, name) for top, _, names in os.walk(given["counted"]) for name in names),
-    )
+    free = free_gb(folder)
+    files = (os.path.join(top, name) for top, _, names in os.walk(given["counted"]) for name in names)
     counted = sum(os.lstat(file).st_size for file in files) / 1e9
     begin, written, error = time.monotonic(), 0, ""
     words = folder, given["gb"] * 1e9 / given["writers"], begin + given["seconds"]
