@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from llm_rl.errors import UserError
-from llm_rl.pin_set import PinSet
+from llm_rl.pin_set import RecipePins
 from llm_rl.recipe import Recipe, Section, section_of, unknown, validate
 
 
@@ -40,7 +40,7 @@ def load(path: Path, overrides: list[str]) -> Recipe:
     recipe = validate(values, f"{path} or its overrides")
     if recipe.profile and not has_profiles:
         raise UserError(f"{path} has no profiles: leave profile={recipe.profile} out")
-    PinSet.of(recipe.pin_set).check(recipe)
+    RecipePins.of(recipe.pin_set).check(recipe)
     return recipe
 
 

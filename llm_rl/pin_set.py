@@ -31,7 +31,7 @@ PATCHES = ROOT / "patches"
 RELEASES = ROOT / "llm_rl" / "verl_releases"
 
 
-class PinSet:
+class RecipePins:
     """A pin set as recipes use it.
 
     name: name of its folder; pins: pins.toml; verl: name and version of its verl; keys: key map; environment: variables
@@ -60,7 +60,7 @@ class PinSet:
 
     @classmethod
     @functools.cache
-    def of(cls, name: str) -> PinSet:
+    def of(cls, name: str) -> RecipePins:
         """The pin set of this name, read once."""
         return cls(name)
 
@@ -70,7 +70,7 @@ class PinSet:
             self._functions.check(recipe)
         except ValueError as e:
             raise UserError(str(e)) from None
-        others = [other for other in map(PinSet.of, names()) if other.verl != self.verl]
+        others = [other for other in map(RecipePins.of, names()) if other.verl != self.verl]
         writes = recipe.checkpoints.every and recipe.train.backend == "megatron"  # FSDP ignores async_save
         for name, value in leaves(recipe.verl):
             self._check_verl_key(name, others)
@@ -80,7 +80,7 @@ class PinSet:
                     "run can resume from it: leave the key out"
                 )
 
-    def _check_verl_key(self, name: str, others: list[PinSet]) -> None:
+    def _check_verl_key(self, name: str, others: list[RecipePins]) -> None:
         """Raise UserError for a key under `verl:` that a key of the recipe sets, or that only other releases have."""
         bare = name.replace("+", "")
         if key := self.keys.recipe_key(bare):
