@@ -76,7 +76,10 @@ def test_outputs_that_are_no_new_files(texts, tmp_path, capsys):
     before = made.read_bytes()
     full = tmp_path / "full"
     full.symlink_to("/dev/full")  # a wrong rename would only cost the link
-    for out, said in ((full, f"{full} is no regular file: name another file"), (tmp_path, f"{tmp_path}: Is a directory")):
+    for out, said in (
+        (full, f"{full} is no regular file: name another file"),
+        (tmp_path, f"{tmp_path}: Is a directory"),
+    ):
         assert refused(capsys, "build-corpus", texts, "-o", out) == f"error: {said}"
     assert full.is_symlink()
     made.write_text("old")

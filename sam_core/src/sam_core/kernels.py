@@ -234,9 +234,9 @@ def _draft(
             model_confidences_ptr += request * model_confidences_stride
             draft = (tokens, classes, confidence, drafted)
             model = (model_tokens_ptr, model_confidences_ptr, num_model_tokens)
-            choice = (num_of_model_ptr + state, worth_ptr + 2 * state)
+            choice = (num_of_model_ptr + state, worth_ptr + 2 * state, num_planned)
             tokens, classes, confidence, drafted = _choose(
-                draft, model, choice, probability, column, ngrams, rates_ptr, num_planned, LONGEST, ESTIMATED, K, LOOKED_UP
+                draft, model, choice, probability, column, ngrams, rates_ptr, LONGEST, ESTIMATED, K, LOOKED_UP
             )
         tl.store(classes_ptr + state * K + column, classes, mask=is_column)
         tl.store(confidences_ptr + request * K + column, confidence, mask=is_column)
@@ -332,7 +332,6 @@ def _choose(
     column,
     ngrams,
     rates_ptr,
-    num_planned,
     LONGEST: tl.constexpr,
     ESTIMATED: tl.constexpr,
     K: tl.constexpr,
@@ -342,11 +341,11 @@ def _choose(
 
     draft: tokens, classes, confidences and length, as what is returned.
     model: tokens and confidences of the model drafter, and their number.
-    choice: where num_of_model and worth are written.
+    choice: where num_of_model and worth are written; the number of draft tokens that count.
     """
     tokens, classes, confidence, drafted = draft
     model_tokens_ptr, model_confidences_ptr, num_model_tokens = model
-    num_of_model_ptr, worth_ptr = choice
+    num_of_model_ptr, worth_ptr, num_planned = choice
     is_column, offset = (column >= 0) & (column < K), tl.maximum(column, 0)
     is_model = (column >= 0) & (column < num_model_tokens)
     own = tl.load(model_tokens_ptr + offset, mask=is_model, other=0)
