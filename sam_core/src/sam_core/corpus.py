@@ -18,7 +18,7 @@ import tempfile
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -251,7 +251,7 @@ def open_lines(path: Path) -> Iterator[IO[bytes]]:
                 reason = " ".join(done.stderr.decode(errors="replace").split())
                 file.seek(0)
             elif name.endswith(".gz"):
-                file = stack.enter_context(gzip.open(file))
+                file = cast(IO[bytes], gzip.open(file))
             if not reason:
                 yield file
         except FileNotFoundError as error:
