@@ -73,7 +73,10 @@ class Drafter:
     def __init__(
         self, ngrams: table.NgramTable, num_states: int, k: int, width: int, device: torch.device, adaptive: bool
     ) -> None:
-        self.k, self.width, self.adaptive = k, width, adaptive
+        self.k = k
+        self._sizes = {"K": k, "W": width, "SAMPLED": triton.next_power_of_2(width), "ADAPTIVE": adaptive}
+        self._sizes["COLUMNS"] = triton.next_power_of_2(table.MAX_NGRAM + k)
+        self._sizes["LOOKED_UP"] = triton.next_power_of_2(2 * len(table.NGRAMS))
         self.num_slots, self.base = ngrams.num_slots, ngrams.base
         self.memory = torch.from_numpy(ngrams.memory).to(device, copy=True)
         self.constants = torch.from_numpy(np.vstack([table.factors(), table.priorities()])).to(device)
@@ -160,12 +163,7 @@ class Drafter:
             self.k if num_planned is None else num_planned,
             LONGEST=longest,
             ESTIMATED=estimated is not None,
-            K=self.k,
-            W=self.width,
-            SAMPLED=triton.next_power_of_2(self.width),
-            COLUMNS=triton.next_power_of_2(table.MAX_NGRAM + self.k),
-            LOOKED_UP=triton.next_power_of_2(2 * len(table.NGRAMS)),
-            ADAPTIVE=self.adaptive,
+            **self._sizes,
             num_warps=1,
         )
 
