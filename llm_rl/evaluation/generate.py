@@ -44,9 +44,6 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--template", type=json_object, default={}, help="arguments of the chat template, as JSON")
     parser.add_argument("--sam", choices=("off", "batch"), required=True, help="speculation off, or on")
     parser.add_argument("--k", type=int, default=3, help="drafted tokens per step (default 3)")
-    parser.add_argument(
-        "--threshold", type=int, help="draft while at most this many requests run; default --batch, so always"
-    )
     parser.add_argument("--verify", default="rejection", help="rejection (default) or seeded")
     parser.add_argument("--n", type=int, default=1, help="answers to each question (default 1)")
     parser.add_argument("--temperature", type=float, default=0.6, help="default 0.6, the article's")
@@ -58,7 +55,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer the questions that `args.out` lacks; return 1 if speculation was on but no draft was accepted, else 0."""
-    at_least(args, n=1, batch=1, tensor_parallel=1, k=1, max_tokens=1, threshold=1, temperature=0, top_k=0)
+    at_least(args, n=1, batch=1, tensor_parallel=1, k=1, max_tokens=1, temperature=0, top_k=0)
     if not 0 < args.top_p <= 1:
         raise UserError(f"--top-p must be above 0 and at most 1, got {args.top_p}")
     selected = questions.read(args.data, args.limit)
@@ -76,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     header, rows = read(args.out)
     right = sum(map(right_answers, rows.values())) / (len(rows) * args.n)
     drafted, accepted = (sum(row[name] for row in rows.values()) for name in ("drafted", "accepted"))
-    print(f"pass@1 {right:.1%}: {len(rows)} questions, {args.n} answers to each; `compare` has intervals and a test")
+    print(f"pass@1 {right:.1%}: {len(rows)} questions, {args.n} answers to each; `compare` has an interval and a test")
     print(f"{drafted:,} draft tokens verified, {accepted:,} accepted")
     if args.sam != "off" and not accepted:
         print("error: speculation was requested, but no draft was accepted: this run shows nothing", file=sys.stderr)
@@ -88,7 +85,7 @@ def describe(args: argparse.Namespace, count: int) -> dict[str, Any]:
     """The first line of a file of results: its settings. A call with other settings refuses the file."""
     import vllm
 
-    sam = {"rule": args.rule, "threshold": args.threshold or args.batch, "verify": args.verify}
+    sam = {"rule": args.rule, "threshold": args.batch, "verify": args.verify}
     if args.rule == "oldest":
         sam |= {"sources": ["request"], "min_prob": 0}
     return {

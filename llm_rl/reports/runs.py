@@ -9,7 +9,8 @@ from llm_rl.steps import TIMES, complete_lines, read_steps
 
 SPEC = "rollout/spec/"
 REQUIRED = ["timing_s/gen", TIMES]
-REQUIRED += [SPEC + name for name in ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "tail_s", "tail_tokens")]
+REQUIRED += [SPEC + name for name in ("decode_steps", "request_steps", "tokens", "drafted", "accepted")]
+REQUIRED += [SPEC + name for name in ("tail_s", "tail_tokens")]
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,8 @@ def open_lines(path: Path) -> Iterator[IO[bytes]]:
                 reason = " ".join(done.stderr.decode(errors="replace").split())
                 file.seek(0)
             elif name.endswith(".gz"):
-                file = cast(IO[bytes], gzip.open(file))
+                unpacked = stack.enter_context(gzip.open(file))
+                file = cast(IO[bytes], unpacked)
             if not reason:
                 yield file
         except FileNotFoundError as error:
