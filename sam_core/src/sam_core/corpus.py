@@ -248,7 +248,8 @@ def open_lines(path: Path) -> Iterator[IO[bytes]]:
             if name.endswith(".zst"):
                 packed, file = file, stack.enter_context(tempfile.TemporaryFile())
                 done = subprocess.run(["zstd", "-dcq"], stdin=packed, stdout=file, stderr=subprocess.PIPE)
-                reason = " ".join(done.stderr.decode(errors="replace").split())
+                if done.returncode:
+                    reason = " ".join(done.stderr.decode(errors="replace").split()) or f"status {done.returncode}"
                 file.seek(0)
             elif name.endswith(".gz"):
                 unpacked = stack.enter_context(gzip.open(file))
