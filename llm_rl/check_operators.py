@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sam_core.files import check_output, replacing, write_json
+from sam_core.files import check_output, write_json
 
 from llm_rl.errors import UserError
 from llm_rl.evaluation.engine import (
@@ -128,36 +128,6 @@ def answer(args: argparse.Namespace, prompts: list[list[int]], k: int) -> tuple[
     return [answers[i] for i in range(len(prompts))], counted
 
 
-def draw(path: Path, differences: list[float], figures: dict[str, Any]) -> None:
-    """Draw the distribution of the differences, and their size by the token's place in its verification pass."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.2), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    equal = f"{figures['tokens']:,} tokens, {figures['equal_share']:.1%} of them equal"
-    figure.suptitle(f"{figures['device']}, {figures['dtype']}: {equal}")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    reach = max(figures["largest"], figures["bound"] / 100)
-    left.hist(differences, bins=61, range=(-1.02 * reach, 1.02 * reach), color="#4477aa", log=True)
-    left.set_ylim(bottom=0.5)
-    left.set(xlabel="log-probability, verified - decoded, nats", ylabel="tokens", title="Distribution")
-    places = [row["place"] for row in figures["by_place"]]
-    for name, style, color in (("largest", "o-", "#4477aa"), ("mean", "s-", "#cc6677")):
-        sizes = [row[name] for row in figures["by_place"]]
-        right.plot(places, sizes, style, label=name, color=color, clip_on=False)
-    right.axhline(figures["bound"], color="black", linestyle=":", linewidth=1, label=f"bound {figures['bound']:g}")
-    right.set_yscale("symlog", linthresh=figures["bound"] / 1e4)
-    right.set_ylim(0, figures["bound"] * 4)
-    right.set_xticks(places)
-    right.set(xlabel="tokens before it in the same pass", ylabel="size of the difference, nats", title="By place")
-    right.legend(frameon=False)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png")
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m llm_rl.check_operators", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -167,14 +137,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--k", type=int, default=3, help="drafted tokens per step (default 3)")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each answer (default 256)")
     parser.add_argument("--bound", type=float, help=f"largest difference allowed, nats; default by dtype: {BOUNDS}")
-    parser.add_argument("--out", type=Path, default=Path("outputs/check-operators"), help="folder for JSON and picture")
+    parser.add_argument("--out", type=Path, default=Path("outputs/check-operators"), help="folder for the JSON")
     args = parser.parse_args(argv)
     args.dtype = args.dtype or default_dtype()
     try:
         at_least(args, k=1, tokens=1, batch=1, tensor_parallel=1)
         args.out.mkdir(parents=True, exist_ok=True)
-        for name in ("check-operators.json", "check-operators.png"):
-            check_output(args.out / name)
+        check_output(args.out / "check-operators.json")
         prompts = read_prompts(args.prompts, args.model)
         print(f"decoding {len(prompts)} answers without speculation", flush=True)
         decoded, _ = answer(args, prompts, 0)
@@ -193,7 +162,6 @@ def main(argv: list[str] | None = None) -> int:
     figures |= summary(comparison, BOUNDS[args.dtype] if args.bound is None else args.bound)
     try:
         write_json(args.out / "check-operators.json", figures | {"differences": comparison["differences"]})
-        draw(args.out / "check-operators.png", comparison["differences"], figures)
     except OSError as error:
         print(f"check_operators: {error}", file=sys.stderr)
         return 2

@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from llm_rl.errors import UserError
-from llm_rl.pin_set import PinSet
-from llm_rl.recipe import Recipe, Section, leaves, section_of, unknown, validate
+from llm_rl.pin_set import RecipePins
+from llm_rl.recipe import Recipe, Section, section_of, unknown, validate
 
 
 def load(path: Path, overrides: list[str]) -> Recipe:
@@ -40,7 +40,7 @@ def load(path: Path, overrides: list[str]) -> Recipe:
     recipe = validate(values, f"{path} or its overrides")
     if recipe.profile and not has_profiles:
         raise UserError(f"{path} has no profiles: leave profile={recipe.profile} out")
-    PinSet.of(recipe.pin_set).check(recipe)
+    RecipePins.of(recipe.pin_set).check(recipe)
     return recipe
 
 
@@ -52,14 +52,8 @@ def _merge(path: Path, recommended: bool = False) -> DictConfig:
         raise UserError(f"{path}: recommended must be a mapping of keys")
     _check_keys(config, str(path))
     _check_keys(ours, f"{path}, recommended")
-    merged = config
-    if base:
-        _refuse_equal(_merge(path.parent / base), config, f"{path} sets {{}}, as its base {base} does: leave it out")
-        merged = OmegaConf.merge(_merge(path.parent / base, recommended), config)
-    if not recommended:
-        return merged
-    _refuse_equal(merged, ours, f"{path} recommends {{}}, which it is anyway: leave it out")
-    return OmegaConf.merge(merged, ours)
+    merged = OmegaConf.merge(_merge(path.parent / base, recommended), config) if base else config
+    return OmegaConf.merge(merged, ours) if recommended else merged
 
 
 def _read(path: Path) -> DictConfig:
@@ -72,14 +66,6 @@ def _read(path: Path) -> DictConfig:
     if not isinstance(config, DictConfig):
         raise UserError(f"{path} must be a mapping of keys")
     return config
-
-
-def _refuse_equal(below: DictConfig, config: DictConfig, sentence: str) -> None:
-    """Raise UserError if a key of `config` has its value in `below`. sentence: with a placeholder for key and value."""
-    inherited = dict(leaves(OmegaConf.to_container(below)))
-    for name, value in leaves(OmegaConf.to_container(config)):
-        if name in inherited and inherited[name] == value and type(inherited[name]) is type(value):
-            raise UserError(sentence.format(f"{name} to {value!r}"))
 
 
 def _check_keys(config: DictConfig, origin: str, section: type[Section] = Recipe, prefix: str = "") -> None:

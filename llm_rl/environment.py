@@ -25,7 +25,7 @@ from sam_core.engines.vllm.hooks import STATES
 
 from llm_rl import space
 from llm_rl.errors import UserError
-from llm_rl.pin_set import PinSet
+from llm_rl.pin_set import RecipePins
 from llm_rl.recipe import Recipe
 from llm_rl.shape import Shape, read_shape
 
@@ -52,7 +52,7 @@ print("\\n" + json.dumps({"nodes": nodes, "free": ray.available_resources().get(
 """
 
 
-def variables(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, str]:
+def variables(recipe: Recipe, pin_set: RecipePins, run_dir: Path) -> dict[str, str]:
     """The environment of every process of a run, on every host. Raises UserError.
 
     The recipe's `env` overrides the variables of the pin set and the device.
@@ -96,12 +96,12 @@ def checkpoint_wait(recipe: Recipe) -> int:
     return math.ceil(2 * needed.checkpoint / min(WRITE_RATE, recipe.checkpoints.write_rate or WRITE_RATE))
 
 
-def collective_timeout(recipe: Recipe, pin_set: PinSet) -> int:
+def collective_timeout(recipe: Recipe, pin_set: RecipePins) -> int:
     """Seconds that a collective of an NPU may wait: for the pin set's trainer, and for a checkpoint."""
     return max(pin_set.collective_timeout, checkpoint_wait(recipe))
 
 
-def _ascend(recipe: Recipe, pin_set: PinSet) -> dict[str, str]:
+def _ascend(recipe: Recipe, pin_set: RecipePins) -> dict[str, str]:
     env = {
         # A group's first collective may come after a checkpoint; longer waits would only hide failures.
         "HCCL_CONNECT_TIMEOUT": str(min(max(CONNECT_WAIT, checkpoint_wait(recipe)), CONNECT_MOST)),
@@ -119,7 +119,7 @@ def _ascend(recipe: Recipe, pin_set: PinSet) -> dict[str, str]:
     return env
 
 
-def _check_ascend(env: Mapping[str, str], recipe: Recipe, pin_set: PinSet) -> None:
+def _check_ascend(env: Mapping[str, str], recipe: Recipe, pin_set: RecipePins) -> None:
     if "expandable_segments:True" in env.get("PYTORCH_NPU_ALLOC_CONF", ""):
         raise UserError(
             "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's sleep mode refuses: remove it"

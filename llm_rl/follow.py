@@ -19,8 +19,7 @@ import psutil
 from llm_rl import load
 from llm_rl.errors import UserError
 from llm_rl.recipe import Recipe
-from llm_rl.resume import read_steps
-from llm_rl.steps import round_seconds, step_seconds
+from llm_rl.steps import read_steps, round_seconds, step_seconds
 
 SPEC = "rollout/spec/"
 ADVICE = "sync_refill_failed_groups"
@@ -68,7 +67,7 @@ def follow(
     attempt = _attempts()
     attempt(_print, "  starting Ray, the engine and the trainer")
     meter = attempt(load.Load, process.pid)
-    quiet, watch = 0.0, Progress(steps_file.parent)
+    quiet, watch = 0.0, Activity(steps_file.parent)
     while True:
         ended = process.poll() is not None
         before, size = size, steps_file.stat().st_size if steps_file.is_file() else 0
@@ -102,7 +101,7 @@ def follow(
         time.sleep(0.5)
 
 
-class Progress:
+class Activity:
     """When a run's folder last showed progress: by the times of its engines' logs, step log and checkpoints."""
 
     def __init__(self, run_dir: Path) -> None:

@@ -6,7 +6,6 @@ keys             verl's key, or a list of keys, for each key of a recipe; `a.*` 
 fsdp, megatron   more keys, if `train.backend` is FSDP or Megatron
 constants        values that every recipe has, by verl's key; also fsdp.constants, megatron.constants
 derived          keys of a recipe that the release's Python file turns into settings
-absent           prefixes of verl's keys that other releases have and this one does not
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ class KeyMap:
     """
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
-        self._absent = tuple(facts.get("absent", ()))
         derived = set(facts.get("derived", ()))
         self._keys, self._constants = {}, {}
         for backend in ("fsdp", "megatron"):
@@ -50,10 +48,6 @@ class KeyMap:
         """The key of a recipe that sets this key of verl with any backend, or None."""
         pairs = (pair for key_map in self._keys.values() for pair in key_map.items())
         return next((name for name, mapped in pairs if verl_key in {key.lstrip("+") for key in mapped}), None)
-
-    def lacks(self, verl_key: str) -> bool:
-        """Whether other releases of verl have this key and this one does not."""
-        return verl_key.startswith(self._absent)
 
     def settings(self, recipe: Recipe) -> dict[str, Any]:
         """Settings by verl's keys; a null key of the recipe sets nothing."""

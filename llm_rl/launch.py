@@ -30,10 +30,10 @@ from llm_rl.data import files
 from llm_rl.data import prepare as data
 from llm_rl.errors import UserError
 from llm_rl.follow import failure, follow, started_late, stop, summarize, table
-from llm_rl.pin_set import PinSet
+from llm_rl.pin_set import RecipePins
 from llm_rl.recipe import ROOT, Recipe
-from llm_rl.resume import read_steps
 from llm_rl.shape import read_shape
+from llm_rl.steps import read_steps
 
 MAY_CHANGE = ("steps", "env", "local_ray", "cluster", "checkpoints", "trainer")
 """Keys that may change when a run resumes, except for the number of devices with FSDP (resume.point)."""
@@ -156,7 +156,7 @@ def check(recipe: Recipe, run_dir: Path, object_store: int | None) -> None:
 
 def plan(recipe: Recipe, run_dir: Path, dry_run: bool = False) -> Plan:
     """Check a recipe and plan its run. Raises UserError. A dry run does not look for a Ray cluster."""
-    pin_set = PinSet.of(recipe.pin_set)
+    pin_set = RecipePins.of(recipe.pin_set)
     entry = pin_set.entry_point(recipe)
     model = read_shape(Path(recipe.model.path))
     environment.check_state_layers(recipe, model)
@@ -389,7 +389,7 @@ def tree_ids(recipe: Recipe) -> dict[str, str]:
 
     vllm_ascend is only required on NPUs.
     """
-    pin_set = PinSet.of(recipe.pin_set)
+    pin_set = RecipePins.of(recipe.pin_set)
     absent = set()
     places = {"--env": sys.prefix}
     checkout = pin_set.entry_point(recipe).folder

@@ -31,7 +31,7 @@ PATCHES = ROOT / "patches"
 RELEASES = ROOT / "llm_rl" / "verl_releases"
 
 
-class PinSet:
+class RecipePins:
     """A pin set as recipes use it.
 
     name: name of its folder; pins: pins.toml; verl: name and version of its verl; keys: key map; environment: variables
@@ -60,7 +60,7 @@ class PinSet:
 
     @classmethod
     @functools.cache
-    def of(cls, name: str) -> PinSet:
+    def of(cls, name: str) -> RecipePins:
         """The pin set of this name, read once."""
         return cls(name)
 
@@ -70,29 +70,15 @@ class PinSet:
             self._functions.check(recipe)
         except ValueError as e:
             raise UserError(str(e)) from None
-        others = [other for other in map(PinSet.of, names()) if other.verl != self.verl]
         writes = recipe.checkpoints.every and recipe.train.backend == "megatron"  # FSDP ignores async_save
         for name, value in leaves(recipe.verl):
-            self._check_verl_key(name, others)
+            if key := self.keys.recipe_key(name.replace("+", "")):
+                raise UserError(f"verl.{name} is set by {key}: use that")
             if writes and name.endswith(".checkpoint.async_save") and value:
                 raise UserError(
                     f"verl.{name}: {self.verl} never finishes a checkpoint that it writes in the background, so no "
                     "run can resume from it: leave the key out"
                 )
-
-    def _check_verl_key(self, name: str, others: list[PinSet]) -> None:
-        """Raise UserError for a key under `verl:` that a key of the recipe sets, or that only other releases have."""
-        bare = name.replace("+", "")
-        if key := self.keys.recipe_key(bare):
-            raise UserError(f"verl.{name} is set by {key}: use that")
-        for other in others:
-            key = other.keys.recipe_key(bare)
-            if key or (self.keys.lacks(bare) and not other.keys.lacks(bare)):
-                raise UserError(
-                    f"verl.{name} is a key of {other.verl}, not of {self.verl}" + (f": use {key}" if key else "")
-                )
-        if self.keys.lacks(bare):
-            raise UserError(f"verl.{name} is not a key of {self.verl}")
 
     def settings(self, recipe: Recipe) -> dict[str, Any]:
         """verl's settings, by verl's names, that correspond to the recipe's keys or are derived from them."""

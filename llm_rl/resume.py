@@ -11,19 +11,16 @@ each step once.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sam_core.files import replacing
 
 from llm_rl.errors import UserError
-from llm_rl.steps import TIMES, numbers
+from llm_rl.steps import complete_lines, read_steps
 
 TRACKER = "latest_checkpointed_iteration.txt"
 TOKENS = "rollout/spec/tokens"
@@ -49,22 +46,6 @@ class Checkpoint:
     missing: str | None
     finished: bool
     ranks: int | None
-
-
-def read_steps(path: Path) -> list[dict]:
-    """The finished training steps in verl's step log, each with all numbers of its lines.
-
-    A trainer may log a step in several lines, and before its first step. Raises UserError if a line is not verl's.
-    """
-    steps: dict[int, dict] = {}
-    ended = set()
-    for number, (_, row) in enumerate(_complete_lines(path), 1):
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not isinstance(row.get("data"), dict):
-            raise UserError(f"{path}, line {number}, is not a line of verl's log: repair it, or use another --run-dir")
-        steps.setdefault(row["step"], {"step": row["step"], "data": {}})["data"].update(numbers(row["data"]))
-        if TIMES in row["data"]:
-            ended.add(row["step"])
-    return [step for step in steps.values() if step["step"] in ended]
 
 
 def checkpoints(run_dir: Path) -> list[Checkpoint]:
@@ -197,9 +178,9 @@ def rewind(run_dir: Path, found: list[Checkpoint], step: int, keep: int) -> None
     steps = read_steps(run_dir / "steps.jsonl")[:step]
     _truncate_engine_logs(run_dir, sum(entry["data"].get(TOKENS, 0) for entry in steps))
     for path in run_dir.glob("answers-*.jsonl"):
-        _write(path, [line for line, answer in _complete_lines(path) if answer[0] <= step])
+        _write(path, [line for line, answer in complete_lines(path) if answer[0] <= step])
     log = run_dir / "steps.jsonl"
-    _write(log, [line for line, entry in _complete_lines(log) if step and entry["step"] <= step])
+    _write(log, [line for line, entry in complete_lines(log) if step and entry["step"] <= step])
     saved = run_dir / "checkpoints"
     stay = [checkpoint.step for checkpoint in found if checkpoint.step <= step and not checkpoint.missing][-keep:]
     for folder in saved.glob("global_step_*"):
@@ -229,7 +210,7 @@ def _truncate_engine_logs(run_dir: Path, tokens: int) -> None:
     These belong to the training steps that are kept, as no replica generates between two training steps. Item 0 of a
     row is the time, item 3 the tokens.
     """
-    files = {path: list(_complete_lines(path)) for path in sorted(run_dir.glob("engine-*.jsonl"))}
+    files = {path: list(complete_lines(path)) for path in sorted(run_dir.glob("engine-*.jsonl"))}
     rows = sorted((row[0], path, i, row[3]) for path, lines in files.items() for i, (_, row) in enumerate(lines))
     kept, count = dict.fromkeys(files, 0), 0
     for _, path, i, of_row in rows:
@@ -239,16 +220,6 @@ def _truncate_engine_logs(run_dir: Path, tokens: int) -> None:
         kept[path] = i + 1
     for path, lines in files.items():
         _write(path, [line for line, _ in lines[: kept[path]]])
-
-
-def _complete_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Complete lines and their JSON; a killed run may leave an incomplete last line. Raises UserError."""
-    lines = path.read_bytes().decode(errors="replace").split("\n")[:-1] if path.is_file() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            yield line, json.loads(line)
-        except ValueError:
-            raise UserError(f"{path}, line {number}, is not JSON: repair it, or use another --run-dir") from None
 
 
 def _write(path: Path, lines: list[str], end: str = "\n") -> None:

@@ -18,6 +18,9 @@ from typing import Any
 
 from llm_rl.errors import UserError
 
+RULES = {"openai/gsm8k": "gsm8k", "HuggingFaceH4/MATH-500": "math_reward"}
+"""verl's modules that score the data sources other than those of math_dapo."""
+
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, **others: Any) -> dict[str, Any] | float:
     """verl's default_compute_score, but without \\boxed{} for the sources of math_dapo.
@@ -44,17 +47,31 @@ def math_dapo(answer: str, truth: str) -> tuple[bool, str]:
 
     Raises UserError if verl is not installed.
     """
-    return _parser().is_correct_minerva(answer[-300:], truth)
+    return _rule("math_dapo").is_correct_minerva(answer[-300:], truth)
+
+
+def is_right(data_source: str, answer: str, truth: str) -> bool:
+    """Whether the reward counts an answer as right, without importing verl's dependencies.
+
+    Raises ValueError if the data source is not one that `python -m llm_rl.data` writes, UserError if verl is not
+    installed.
+    """
+    if of_math_dapo(data_source):
+        return math_dapo(answer, truth)[0]
+    if data_source not in RULES:
+        known = f"{', '.join(RULES)}, math, math_dapo and names that begin with aime"
+        raise ValueError(f"no scorer for data_source {data_source!r}; known: {known}")
+    return _rule(RULES[data_source]).compute_score(answer, truth) == 1
 
 
 @functools.cache
-def _parser() -> ModuleType:
-    """verl's math_dapo.py without the package, which imports Ray and torch."""
+def _rule(name: str) -> ModuleType:
+    """A module of verl.utils.reward_score without the package, which imports Ray and torch."""
     verl = importlib.util.find_spec("verl")
     if verl is None or not verl.submodule_search_locations:
-        raise UserError("mathematical answers are scored by verl, which is not installed: use a pin set's environment")
-    file = Path(verl.submodule_search_locations[0], "utils", "reward_score", "math_dapo.py")
-    spec = importlib.util.spec_from_file_location("math_dapo", file)
+        raise UserError("answers are scored by verl, which is not installed: use a pin set's environment")
+    file = Path(verl.submodule_search_locations[0], "utils", "reward_score", f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a training step in verl's log, and times with the same meaning in all pin sets."""
+"""Read verl's log of training steps; times with the same meaning in all pin sets."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+from llm_rl.errors import UserError
 
 ROUNDS = "train/num_gen_batches"
 """Number of a step's rounds of generation; a trainer without rounds does not log it."""
@@ -13,16 +17,42 @@ TIMES = "timing_s/step"
 """A step is finished when this is logged; a trainer may log a step in several lines, and before its first step."""
 
 
-def numbers(data: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a log line that are finite numbers.
+def complete_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """The complete lines of a log and their JSON; a killed run may leave an incomplete last line, or no file.
 
-    A trainer may log other values: verl 0.9.1 writes null for NaN and infinity, verl 0.6.1 NaN and Infinity.
+    Raises UserError.
     """
-    return {
-        name: value
-        for name, value in data.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    }
+    try:
+        lines = path.read_bytes().decode(errors="replace").split("\n")[:-1] if path.is_file() else []
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            yield line, json.loads(line)
+        except ValueError:
+            raise UserError(f"{path}, line {number}, is not JSON: repair it, or use another folder") from None
+
+
+def read_steps(path: Path) -> list[dict]:
+    """The finished training steps in verl's log, each with all finite numbers of its lines.
+
+    A trainer may log a step in several lines, lines before its first step, and other values: verl 0.9.1 writes null for
+    NaN and infinity, verl 0.6.1 NaN and Infinity. Raises UserError if a line is not verl's.
+    """
+    steps: dict[int, dict] = {}
+    ended = set()
+    for number, (_, row) in enumerate(complete_lines(path), 1):
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not isinstance(row.get("data"), dict):
+            raise UserError(f"{path}, line {number}, is not a line of verl's log: repair it, or use another folder")
+        data = steps.setdefault(row["step"], {"step": row["step"], "data": {}})["data"]
+        data |= {name: value for name, value in row["data"].items() if _is_finite(value)}
+        if TIMES in row["data"]:
+            ended.add(row["step"])
+    return [step for step in steps.values() if step["step"] in ended]
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def step_seconds(step: Mapping[str, float]) -> float | None:

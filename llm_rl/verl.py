@@ -16,7 +16,7 @@ from llm_rl import prometheus
 from llm_rl.entry_point import EntryPoint
 from llm_rl.environment import collective_timeout
 from llm_rl.errors import UserError
-from llm_rl.pin_set import PinSet
+from llm_rl.pin_set import RecipePins
 from llm_rl.recipe import MAPPINGS, Recipe, leaves
 
 PROMETHEUS = "actor_rollout_ref.rollout.prometheus."
@@ -24,7 +24,7 @@ PLAIN = re.compile(r"(?!(null|true|false|inf|nan)$)[a-z_/][a-z0-9_./:-]*", re.AS
 """Strings that Hydra reads as themselves without quotes."""
 
 
-def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, str], ray: str) -> list[str]:
+def overrides(recipe: Recipe, pin_set: RecipePins, run_dir: Path, env: Mapping[str, str], ray: str) -> list[str]:
     """Command-line overrides of verl's configuration for a recipe and for this run of it.
 
     env: the environment of all of verl's processes, on every host; ray: address of a cluster, or `local` for one that
@@ -56,7 +56,7 @@ def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, 
     return [f"{name}={_hydra(value)}" for name, value in settings.items()]
 
 
-def _common(recipe: Recipe, pin_set: PinSet) -> dict[str, Any]:
+def _common(recipe: Recipe, pin_set: RecipePins) -> dict[str, Any]:
     """Settings that every pin set derives from keys in the same way."""
     train = recipe.train
     settings: dict[str, Any] = {
@@ -93,7 +93,7 @@ def _mindspeed(recipe: Recipe) -> dict[str, Any]:
     return {f"+{transformer}{name}": value for name, value in settings.items() if transformer + name not in given}
 
 
-def _speculation(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, Any]:
+def _speculation(recipe: Recipe, pin_set: RecipePins, run_dir: Path) -> dict[str, Any]:
     """Settings of SAM for the engine. Without speculation it samples in the same mode, for comparison."""
     if recipe.sam == "off":
         verify = recipe.options.verify

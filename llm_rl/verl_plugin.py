@@ -16,93 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sam_core.engines.hooks import Hook, installed, problem, rebind
+from sam_core.engines.hooks import installed, problem, read_table, rebind
 from sam_core.engines.verl.after_import import after_import
 from sam_core.engines.verl.plugin import module_name
 
 LOGGER = logging.getLogger("llm_rl")
-
-TRAINER = "trainer/ppo/v1/trainer_base.py"
-REPLAY_BUFFER = "trainer/ppo/v1/replay_buffer.py"
-TRACKING = "utils/tracking.py"
-SEPARATE_ASYNC = "trainer/ppo/v1/trainer_separate_async.py"
-FULLY_ASYNC = "experimental/fully_async_policy/fully_async_trainer.py"
-ONE_STEP_OFF = "experimental/one_step_off_policy/ray_trainer.py"
-DISTRIBUTED = "utils/distributed.py"
-MEGATRON = "workers/engine/megatron/transformer_impl.py"
-
-HOOKS = (
-    Hook(TRAINER, "PPOTrainer", "_init_dataloader", "self", ("self.train_dataloader = ",), "keep prompts"),
-    Hook(
-        TRAINER,
-        "PPOTrainer",
-        "_build_replay_buffer",
-        "self",
-        ("refill_fn=self._add_prompts_to_generate",),
-        "keep order",
-    ),
-    Hook(TRAINER, "PPOTrainer", "_add_prompts_to_generate", "self num_prompts", (), "bound a step"),
-    Hook(
-        TRAINER,
-        "PPOTrainer",
-        "_fetch_one_gen_batch",
-        "self",
-        ("batch_dict = next(self.train_dataloader_it)", "batch_dict['uid'] = "),
-        "",
-    ),
-    Hook(
-        REPLAY_BUFFER,
-        "ReplayBuffer",
-        "_select_prompt_uids",
-        "self partition_id sampleable_keys batch_size",
-        ("ordered_keys[:batch_size], partition_snapshot, prompt_global_steps_snapshot",),
-        "keep order",
-    ),
-    Hook(
-        REPLAY_BUFFER,
-        "ReplayBuffer",
-        "_materialize_batch",
-        "self partition_id selected_prompt_uids partition_snapshot",
-        ("for key, tag in partition_snapshot.items()",),
-        "keep order",
-    ),
-    Hook(REPLAY_BUFFER, "ReplayBuffer", "_wait_for_next_poll", "self", ("time.sleep(self.poll_interval)",), ""),
-    Hook(TRACKING, "FileLogger", "__init__", "self", ("self.fp = open(self.filepath, 'wb', buffering=0)",), "append"),
-    Hook(SEPARATE_ASYNC, "PPOTrainerSeparateAsync", "_setup", "self", ("flush=True",), "start without engines"),
-    Hook(
-        FULLY_ASYNC,
-        "FullyAsyncTrainer",
-        "fit_step",
-        "self",
-        ("self._fit_log_aggregated_training_metrics(rollout_reset_timing_raw) self._fit_postprocess_step()",),
-        "log each step",
-    ),
-    Hook(FULLY_ASYNC, "FullyAsyncTrainer", "_fit_log_aggregated_training_metrics", "self", (), "log each step"),
-    Hook(
-        ONE_STEP_OFF,
-        "OneStepOffRayTrainer",
-        "__init__",
-        "self",
-        ("self._create_dataloader(train_dataset, val_dataset, collate_fn, train_sampler)",),
-        "write validations",
-    ),
-    Hook(
-        DISTRIBUTED,
-        "",
-        "initialize_global_process_group_ray",
-        "timeout_second backend",
-        ("timedelta(seconds=timeout_second) if timeout_second is not None else None",),
-        "wait for checkpoints",
-    ),
-    Hook(
-        MEGATRON,
-        "MegatronEngine",
-        "_init_device_mesh",
-        "self",
-        ("mpu.initialize_model_parallel",),
-        "wait for checkpoints",
-    ),
-)
+HOOKS = read_table(Path(__file__).with_name("verl_hooks.txt"))
 
 
 class Prompts:
@@ -330,14 +249,14 @@ def collective_timeout() -> int | None:
 
 
 MODULES: dict[str, Callable[[ModuleType], None]] = {
-    TRAINER: trainer,
-    REPLAY_BUFFER: replay_buffer,
-    TRACKING: tracking,
-    SEPARATE_ASYNC: separate_async,
-    FULLY_ASYNC: fully_async,
-    ONE_STEP_OFF: one_step_off,
-    DISTRIBUTED: distributed,
-    MEGATRON: megatron,
+    "trainer/ppo/v1/trainer_base.py": trainer,
+    "trainer/ppo/v1/replay_buffer.py": replay_buffer,
+    "utils/tracking.py": tracking,
+    "trainer/ppo/v1/trainer_separate_async.py": separate_async,
+    "experimental/fully_async_policy/fully_async_trainer.py": fully_async,
+    "experimental/one_step_off_policy/ray_trainer.py": one_step_off,
+    "utils/distributed.py": distributed,
+    "workers/engine/megatron/transformer_impl.py": megatron,
 }
 """The functions above by file of verl."""
 
@@ -363,7 +282,7 @@ def imported(folder: Path, file: str, module: ModuleType) -> None:
 def install() -> None:
     """Rebind functions as verl imports their modules; verl 0.6.1, which has patches, stays unchanged."""
     folder = installed("verl")
-    if folder and (folder / TRAINER).is_file():
+    if folder and (folder / "trainer/ppo/v1").is_dir():
         after_import({module_name(file): functools.partial(imported, folder, file) for file in MODULES})
 
 

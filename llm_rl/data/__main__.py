@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare data sets for training and evaluation.
 
-python -m llm_rl.data prepare {dapo-math-17k,gsm8k,aime2024,math500} --source PATH_OR_URL --out FILE.parquet
-python -m llm_rl.data prepare sums --out FILE.parquet [--rows N] [--seed S]
+python -m llm_rl.data prepare {dapo-math-17k,gsm8k,aime2024,math500} --source FILE --out FILE.parquet
 """
 
 import argparse
@@ -21,26 +20,16 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     what = "write a data set in verl's schema, checked and without duplicates, and FILE.parquet.json, its record"
     command = commands.add_parser("prepare", help=what)
-    command.add_argument("name", choices=[*SETS, "sums"], metavar="NAME", help=f"{', '.join(SETS)} or sums")
-    command.add_argument("--source", help="the public file, Parquet or JSON Lines: a path, or its http(s) address")
+    command.add_argument("name", choices=SETS, metavar="NAME", help=", ".join(SETS))
+    command.add_argument("--source", type=Path, required=True, help="the public file, Parquet or JSON Lines")
     command.add_argument("--out", type=Path, required=True, help="file to write, *.parquet")
-    command.add_argument("--sha256", help="refuse a source with another SHA-256")
     command.add_argument("--skip-bad", action="store_true", help="skip bad rows instead of stopping")
     command.add_argument("--keep-duplicates", action="store_true", help="keep all copies of a prompt")
-    command.add_argument("--rows", type=int, default=64, help="sums: number of rows (default 64)")
-    command.add_argument("--seed", type=int, default=0, help="sums: seed (default 0)")
     args = parser.parse_args(argv)
     if args.out.suffix != ".parquet":
         parser.error(f"--out must end in .parquet, got {args.out}")
-    if (args.source is None) != (args.name == "sums"):
-        parser.error("sums are generated and have no --source" if args.source else f"{args.name} needs --source")
-    if args.rows < 1:
-        parser.error(f"--rows must be at least 1, got {args.rows}")
     try:
-        if args.name == "sums":
-            record = prepare.prepare_sums(args.rows, args.seed, args.out)
-        else:
-            record = prepare.prepare(args.name, args.source, args.out, args.skip_bad, args.sha256, args.keep_duplicates)
+        record = prepare.prepare(args.name, args.source, args.out, args.skip_bad, args.keep_duplicates)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -48,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error.filename or args.out} cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted: call again to resume a download", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
     for name in ("source_sha256", "rows_in", "bad_rows", "duplicates_removed", "max_copies_of_a_prompt", "rows"):
         if name in record:

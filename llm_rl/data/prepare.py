@@ -11,7 +11,7 @@ from typing import Any
 
 from sam_core.files import check_output, write_json
 
-from llm_rl.data import fetch, files, schemas
+from llm_rl.data import files, schemas
 from llm_rl.data.files import Row
 from llm_rl.errors import UserError
 
@@ -71,50 +71,20 @@ def convert(
     return kept, counts
 
 
-def prepare(
-    name: str, source: str, out: Path, skip_bad: bool, expected: str | None, keep_duplicates: bool = False
-) -> dict[str, Any]:
-    """Write `out` and its record `<out>.json`; return the record. Raises UserError.
-
-    A URL is downloaded to `<out>.source`, which is kept until the data set is written, so that another call after a bad
-    row does not download again. expected: required SHA-256 of the source, or None.
-    """
-    downloaded = fetch.is_url(source)
-    path = out.with_name(out.name + ".source") if downloaded else Path(source)
+def prepare(name: str, source: Path, out: Path, skip_bad: bool, keep_duplicates: bool = False) -> dict[str, Any]:
+    """Write `out` and its record `<out>.json`; return the record. Raises UserError."""
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         for output in (out, record_of(out)):
-            check_output(output, () if downloaded else (path,))
+            check_output(output, (source,))
     except ValueError as error:
         raise UserError(str(error)) from None
-    origin = path.with_name(path.name + ".json")
-    if downloaded and not (path.exists() and _read_url(origin) == source):
-        fetch.fetch(source, path)
-        write_json(origin, {"url": source})
-    if not path.is_file():
-        raise UserError(f"there is no file {path}: give --source a Parquet or JSON Lines file, or its http(s) address")
-    digest = files.sha256(path)
-    if expected and digest != expected.lower():
-        if downloaded:
-            path.unlink()
-        raise UserError(f"{source} has SHA-256 {digest}, not {expected.lower()}: another version, or damaged")
-    table, counts = convert(files.rows(path), schemas.SETS[name], skip_bad, keep_duplicates)
-    record = {"data_set": name, "source": source, "source_sha256": digest, "source_bytes": path.stat().st_size}
-    written = finish(out, table, record | counts)
-    if downloaded:
-        path.unlink()
-        origin.unlink(missing_ok=True)
-    return written
-
-
-def prepare_sums(rows: int, seed: int, out: Path) -> dict[str, Any]:
-    """Write distinct sums of the kind that the tiny model was trained on; return the record."""
-    from llm_rl.qwen3 import sums
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    problems = sums.problems(rows, sums.rng_for(seed, "evaluation"))
-    table = [sums.row(index, terms) for index, terms in enumerate(problems)]
-    return finish(out, table, {"data_set": "sums", "source": f"made with seed {seed}", "rows": rows})
+    if not source.is_file():
+        raise UserError(f"there is no file {source}: download it, and give --source the Parquet or JSON Lines file")
+    table, counts = convert(files.rows(source), schemas.SETS[name], skip_bad, keep_duplicates)
+    size, digest = source.stat().st_size, files.sha256(source)
+    record = {"data_set": name, "source": str(source), "source_sha256": digest, "source_bytes": size}
+    return finish(out, table, record | counts)
 
 
 def record_of(out: Path) -> Path:
@@ -154,10 +124,3 @@ def check(path: Path) -> None:
             "file. `python -m llm_rl.data prepare` removes the repetitions, or keeps them with --keep-duplicates "
             "(docs/accuracy.md)"
         )
-
-
-def _read_url(path: Path) -> str | None:
-    try:
-        return json.loads(path.read_text())["url"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -3,7 +3,7 @@
 
 A row in verl's schema: data_source, prompt (chat messages), ability, reward_model {ground_truth, style}, extra_info
 {index}. If the public file has the bare problem, this module adds instructions: they ask for the result in the form
-that both the reward for this data_source and llm_rl.evaluation.scores read.
+that the reward for this data_source reads.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation: does speculation change a model's answers, and how many tokens does it yield per step?"""
+"""Evaluation: does speculation change a model's answers?"""

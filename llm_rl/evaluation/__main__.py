@@ -4,7 +4,6 @@
 python -m llm_rl.evaluation run --model DIR --data FILE --sam off --out OFF.jsonl
 python -m llm_rl.evaluation run --model DIR --data FILE --sam batch --out ON.jsonl
 python -m llm_rl.evaluation compare OFF.jsonl ON.jsonl
-python -m llm_rl.evaluation acceptance --model DIR --data FILE --out FOLDER
 """
 
 import argparse
@@ -14,7 +13,7 @@ from pathlib import Path
 from sam_core.files import check_output, write_json
 
 from llm_rl.errors import UserError
-from llm_rl.evaluation import acceptance, generate
+from llm_rl.evaluation import generate
 from llm_rl.evaluation.compare import compare, table
 
 
@@ -33,9 +32,6 @@ def main(argv: list[str] | None = None) -> int:
     command.add_argument("on", type=Path, metavar="ON", help="results of a run with --sam batch")
     command.add_argument("--out", type=Path, help="write the figures to this file, JSON")
     command.set_defaults(work=compare_runs)
-    command = commands.add_parser("acceptance", help="tokens per step against the length of the answer, for several k")
-    acceptance.add_acceptance_arguments(command)
-    command.set_defaults(work=acceptance.run)
     args = parser.parse_args(argv)
     try:
         return args.work(args)

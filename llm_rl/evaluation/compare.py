@@ -45,8 +45,7 @@ def compare(off: Path, on: Path) -> dict[str, Any]:
         "questions": len(rows_off),
         "answers_to_each": n,
         "temperature": head_off["temperature"],
-        "off": vars(statistics.pass_at_1(right["off"], n)),
-        "on": vars(statistics.pass_at_1(right["on"], n)),
+        **{name: {"value": sum(right[name]) / (n * len(rows_off))} for name in arms},
         "difference": vars(statistics.difference(right["off"], right["on"], n)),
         "p_value": statistics.paired_test(right["off"], right["on"]),
         "equal_answers": sum(a["hash"] == b["hash"] for a, b in zip(answers["off"], answers["on"], strict=True)),
@@ -88,7 +87,6 @@ def table(comparison: dict[str, Any]) -> str:
 
     arms = comparison["off"], comparison["on"]
     row("pass@1", *(f"{arm['value']:.1%}" for arm in arms))
-    row(f"{statistics.CONFIDENCE:.0%} interval", *(f"{arm['low']:.1%} to {arm['high']:.1%}" for arm in arms))
     row("mean answer, tokens", *(f"{comparison['mean_tokens'][name]:.1f}" for name in ("off", "on")))
     row("answers cut off", *(str(comparison["cut_off"][name]) for name in ("off", "on")))
     row("draft tokens accepted / verified", "-", f"{comparison['accepted']:,} / {comparison['drafted']:,}")

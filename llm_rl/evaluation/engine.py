@@ -108,10 +108,6 @@ class Engine:
         now = self._totals()
         return {name: now[name] - self._before[name] for name in now}
 
-    def drafter(self) -> dict[str, Any]:
-        """The proposer's counters (sam_core.proposer.SamProposer.stats) since the engine started."""
-        return next(stats for stats in self._engine.collective_rpc("sam_stats") if stats)
-
     def _totals(self) -> dict[str, int]:
         values = {metric.name: int(metric.value) for metric in self._engine.get_metrics() if metric.name in COUNTERS}
         return {short: values.get(name, 0) for name, short in COUNTERS.items()}
@@ -144,21 +140,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser, batch: int, dtypes: It
     parser.add_argument("--engine", type=json_object, default={}, help="further engine arguments, as JSON")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of checks that ask questions: those of the engine, the questions and the answers."""
-    add_engine_arguments(parser, batch=64)
-    parser.add_argument("--data", type=Path, required=True, help="questions, as `python -m llm_rl.data` writes them")
-    parser.add_argument("--limit", type=int, help="use only this many questions, from the first")
-    parser.add_argument("--rule", default="oldest", help="drafting rule (default oldest, the article's)")
-    parser.add_argument("--max-tokens", type=int, default=34816, help="longest answer (default 34816)")
-    parser.add_argument("--template", type=json_object, default={}, help="arguments of the chat template, as JSON")
-
-
 def at_least(args: argparse.Namespace, **minimums: int) -> None:
-    """Raise UserError if an argument, a number or a list of numbers, is below its minimum."""
+    """Raise UserError if a given argument is below its minimum."""
     for name, minimum in minimums.items():
         value = getattr(args, name)
-        if value is not None and min(value if isinstance(value, list) else [value]) < minimum:
+        if value is not None and value < minimum:
             raise UserError(f"--{name.replace('_', '-')} must be at least {minimum}, got {value}")
 
 
@@ -184,9 +170,3 @@ def load_tokenizer(model: str) -> Any:
         return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise UserError(f"{model} has no tokenizer: {str(error).splitlines()[0]}") from None
-
-
-def prompt_ids(tokenizer: Any, messages: list[dict[str, str]], template: Mapping[str, Any]) -> list[int]:
-    """Token ids of chat messages rendered by the model's template, ready for the answer."""
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -16,10 +16,18 @@ from typing import Any, BinaryIO
 
 from sam_core.files import naming, try_lock
 
+from llm_rl import rewards
 from llm_rl.data import files
 from llm_rl.errors import UserError
-from llm_rl.evaluation import questions, scores
-from llm_rl.evaluation.engine import Engine, add_arguments, at_least, device, load_tokenizer, prompt_ids
+from llm_rl.evaluation import questions
+from llm_rl.evaluation.engine import (
+    Engine,
+    add_engine_arguments,
+    at_least,
+    device,
+    json_object,
+    load_tokenizer,
+)
 from llm_rl.evaluation.engine import settings as engine_settings
 from llm_rl.evaluation.questions import Question
 
@@ -28,12 +36,14 @@ SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser)
+    add_engine_arguments(parser, batch=64)
+    parser.add_argument("--data", type=Path, required=True, help="questions, as `python -m llm_rl.data` writes them")
+    parser.add_argument("--limit", type=int, help="use only this many questions, from the first")
+    parser.add_argument("--rule", default="oldest", help="drafting rule (default oldest, the article's)")
+    parser.add_argument("--max-tokens", type=int, default=34816, help="longest answer (default 34816)")
+    parser.add_argument("--template", type=json_object, default={}, help="arguments of the chat template, as JSON")
     parser.add_argument("--sam", choices=("off", "batch"), required=True, help="speculation off, or on")
     parser.add_argument("--k", type=int, default=3, help="drafted tokens per step (default 3)")
-    parser.add_argument(
-        "--threshold", type=int, help="draft while at most this many requests run; default --batch, so always"
-    )
     parser.add_argument("--verify", default="rejection", help="rejection (default) or seeded")
     parser.add_argument("--n", type=int, default=1, help="answers to each question (default 1)")
     parser.add_argument("--temperature", type=float, default=0.6, help="default 0.6, the article's")
@@ -45,7 +55,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer the questions that `args.out` lacks; return 1 if speculation was on but no draft was accepted, else 0."""
-    at_least(args, n=1, batch=1, tensor_parallel=1, k=1, max_tokens=1, threshold=1, temperature=0, top_k=0)
+    at_least(args, n=1, batch=1, tensor_parallel=1, k=1, max_tokens=1, temperature=0, top_k=0)
     if not 0 < args.top_p <= 1:
         raise UserError(f"--top-p must be above 0 and at most 1, got {args.top_p}")
     selected = questions.read(args.data, args.limit)
@@ -63,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     header, rows = read(args.out)
     right = sum(map(right_answers, rows.values())) / (len(rows) * args.n)
     drafted, accepted = (sum(row[name] for row in rows.values()) for name in ("drafted", "accepted"))
-    print(f"pass@1 {right:.1%}: {len(rows)} questions, {args.n} answers to each; `compare` has intervals and a test")
+    print(f"pass@1 {right:.1%}: {len(rows)} questions, {args.n} answers to each; `compare` has an interval and a test")
     print(f"{drafted:,} draft tokens verified, {accepted:,} accepted")
     if args.sam != "off" and not accepted:
         print("error: speculation was requested, but no draft was accepted: this run shows nothing", file=sys.stderr)
@@ -75,7 +85,7 @@ def describe(args: argparse.Namespace, count: int) -> dict[str, Any]:
     """The first line of a file of results: its settings. A call with other settings refuses the file."""
     import vllm
 
-    sam = {"rule": args.rule, "threshold": args.threshold or args.batch, "verify": args.verify}
+    sam = {"rule": args.rule, "threshold": args.batch, "verify": args.verify}
     if args.rule == "oldest":
         sam |= {"sources": ["request"], "min_prob": 0}
     return {
@@ -132,7 +142,9 @@ def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: 
     from sam_core.seeds import request_seed
 
     tokenizer = load_tokenizer(args.model)
-    prompts = [prompt_ids(tokenizer, question.messages, args.template) for _, question in left]
+    chats = [question.messages for _, question in left]
+    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False, **args.template)
+    prompts = tokenizer(texts, add_special_tokens=False)["input_ids"]
     sampling = {name: getattr(args, name) for name in SAMPLING}
     # With `rejection` a seed for each request is slow, and on a CPU it crashes vLLM 0.23 in chunked prefill.
     seeded = args.verify == "seeded"
@@ -194,4 +206,4 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 def right_answers(row: dict[str, Any]) -> int:
     """Number of right answers in a row of results."""
-    return sum(scores.score(row["data_source"], answer["text"], row["truth"]) for answer in row["answers"])
+    return sum(rewards.is_right(row["data_source"], answer["text"], row["truth"]) for answer in row["answers"])

@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_rl import rewards
 from llm_rl.data import files
 from llm_rl.errors import UserError
-from llm_rl.evaluation import scores
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def read(path: Path, limit: int | None = None) -> list[Question]:
                 raise ValueError(
                     f"the result {truth!r} has leading zeros, so no answer would be right: prepare the file again"
                 )
-            scores.score(source, "", truth)  # so that it fails now, not after the answers
+            rewards.is_right(source, "", truth)  # so that it fails now, not after the answers
             named = repr(([(m["role"], m["content"]) for m in messages], truth))
         except (KeyError, TypeError, ValueError) as error:
             of_schema = "not in verl's schema; `python -m llm_rl.data` writes it"

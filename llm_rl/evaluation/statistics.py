@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pass@1 and its difference between two arms, with intervals and a test, over questions with several answers each.
+"""The difference of pass@1 between two arms, with an interval and a test, over questions with several answers each.
 
 Answers to one question are not independent, so the unit is the question: an interval describes other questions of the
 same kind with newly sampled answers.
@@ -20,35 +20,12 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its confidence interval at level CONFIDENCE and its standard error over questions, as shares."""
+    """A difference as a share, with its interval at level CONFIDENCE and its standard error over questions."""
 
     value: float
     low: float
     high: float
     standard_error: float
-
-
-def pass_at_1(right: Sequence[int], answers: int) -> Estimate:
-    """pass@1: the mean over questions of the share of right answers, with Wilson's interval.
-
-    The interval is that of n independent answers, where n yields the standard error measured over the questions and
-    lies between the number of questions and the number of answers. Unlike mean +- 1.96 standard errors, it keeps its
-    coverage near 0 and 1.
-
-    Args:
-        right: right answers to each question, at least one question.
-        answers: answers to each question.
-    """
-    shares = [count / answers for count in right]
-    questions, mean = len(shares), fmean(shares)
-    error = math.sqrt(variance(shares) / questions) if questions > 1 else 0.5
-    independent = mean * (1 - mean) / error**2 if error else questions
-    independent = min(max(independent, questions), questions * answers)
-    z = t_quantile(questions - 1)
-    centre = (mean + z * z / (2 * independent)) / (1 + z * z / independent)
-    half = z / (1 + z * z / independent)
-    half *= math.sqrt(mean * (1 - mean) / independent + z * z / (4 * independent**2))
-    return Estimate(mean, max(centre - half, 0.0), min(centre + half, 1.0), error)
 
 
 def difference(off: Sequence[int], on: Sequence[int], answers: int) -> Estimate:

@@ -228,10 +228,6 @@ def report(measured):
     length = measured["response_length"]
     print("response length in tokens:", ", ".join(f"{name} {value}" for name, value in length.items()), end="; ")
     print(f"{measured['cut_off']:.1%} truncated, {measured['tail_share']:.1%} longer than three times the median")
-    tail = measured["tail_tokens_per_pass"]
-    longest = f", {tail:.2f} in the longest answers" if tail else ""
-    passes = f"{measured['tokens_per_pass']:.2f}{longest}"
-    print(f"tokens per pass with {tiny_measure.DRAFT} drafted from the answer itself: {passes}")
     answers = f"({tiny_measure.PROMPTS} prompts x {tiny_measure.SAMPLES})"
     mixed = f"{measured['mixed_prompts']:.1%} of the prompts have right and wrong answers"
     print(f"accuracy {measured['accuracy']:.1%} at temperature 1 {answers}, {mixed}")

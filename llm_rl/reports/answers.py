@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from llm_rl.errors import UserError
-from llm_rl.reports.runs import read_lines
+from llm_rl.steps import complete_lines
 
 FORWARD, TRAINING, PROMPTS, UNKNOWN = "forward", "training", "prompts", "unknown"
 DIVERGED = 4
@@ -27,7 +27,7 @@ def read_answers(folder):
     """
     answers = {}
     for path in sorted(folder.glob("answers-*.jsonl")):
-        for number, line in read_lines(path):
+        for number, (_, line) in enumerate(complete_lines(path), 1):
             try:
                 step, prompt, sibling, prompt_hash, tokens, log_probs = line
             except (TypeError, ValueError):

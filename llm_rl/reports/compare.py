@@ -60,7 +60,7 @@ def summarize(runs, sampled=None):
             raise UserError(f"the {arm} run counted no tokens from training step {first + 1} on")
     arms = {arm: _arm(run, first) for arm, run in runs.items()}
     for arm in arms.keys() - {"off"}:
-        arms[arm] |= _gains(off, runs[arm], first) | {"sampled": (sampled or {}).get(arm)}
+        arms[arm] |= {"gain": _gains(off, runs[arm], first), "sampled": (sampled or {}).get(arm)}
     return {
         **{name: off.record[name] for name in ("pin_set", "tree_ids", "seed", "threshold")},
         "recipe": _recipe(off.record),
@@ -80,7 +80,6 @@ def _recipe(record):
 
 def _gains(off, on, first):
     """The gains of the Run `on` over `off`, {name: _gain(...)}, comparing steps with the same number."""
-    per_token = all(run.total("tail_tokens", first) for run in (off, on))
 
     def of(name, unit=None):
         def value(step):
@@ -94,13 +93,12 @@ def _gains(off, on, first):
         "rollout": of("timing_s/gen"),
         "step": step_seconds,
         "rollout_per_token": of("timing_s/gen", SPEC + "tokens"),
-        "tail": of(SPEC + "tail_s", SPEC + "tail_tokens" if per_token else None),
+        "tail": of(SPEC + "tail_s", SPEC + "tail_tokens"),
         "engine_steps": of(SPEC + "decode_steps"),
         "cpu": of(SPEC + CPU, SPEC + "tokens"),
     }
     steps = list(zip(off.steps, on.steps, strict=True))[first:]
-    gain = {name: _gain([(value(old), value(new)) for old, new in steps]) for name, value in values.items()}
-    return {"gain": gain, "tail_is_per_token": per_token}
+    return {name: _gain([(value(old), value(new)) for old, new in steps]) for name, value in values.items()}
 
 
 def _gain(pairs):
@@ -193,7 +191,7 @@ FIGURES = (
     ("rollout, s per training step", "rollout_s", ".2f", "rollout"),
     ("training step, s", "step_s", ".2f", "step"),
     ("rollout, ms per token", "rollout_ms_per_token", ".3f", "rollout_per_token"),
-    ("tail, s", "tail_s", ".2f", "tail"),
+    ("tail, s", "tail_s", ".2f", None),
     ("tail, ms per token", "tail_ms_per_token", ".3f", "tail"),
     ("tokens", "tokens", ",.0f", None),
     ("draft tokens verified", "drafted", ",.0f", None),
@@ -212,10 +210,9 @@ def figures(summary):
     """Rows of FIGURES: label, value of `off`, and for each other arm its value and its gain."""
     first = summary["first_step_counted"] - 1
     off, *others = (summary[arm] for arm in arms_of(summary))
-    per_token = all(arm["tail_is_per_token"] for arm in others)
     left_out = {
         "round_s": off["round_s"] is None,
-        "tail_ms_per_token": not per_token,
+        "tail_ms_per_token": not all(arm["tail_tokens"] for arm in (off, *others)),
         "cpu_ms_per_token": not any(arm["cpu_s"] for arm in (off, *others)),
         "padding": not any(arm["padding"] for arm in others),
     }
@@ -224,10 +221,10 @@ def figures(summary):
         value = arm[name]
         yield "-" if value is None else format(value, form)
         if arm["gain"]:
-            gained = arm["gain"][gain] if gain and not (name == "tail_s" and per_token) else None
+            gained = arm["gain"][gain] if gain else None
             yield gained_cell(gained) if gained else ""
 
-    arms = [{"gain": None} | arm | _means(arm, first, per_token) for arm in (off, *others)]
+    arms = [{"gain": None} | arm | _means(arm, first) for arm in (off, *others)]
     return [
         [what, *(cell for arm in arms for cell in cells(arm, name, form, gain))]
         for what, name, form, gain in FIGURES
@@ -235,7 +232,7 @@ def figures(summary):
     ]
 
 
-def _means(arm, first, per_token):
+def _means(arm, first):
     """Figures of an arm that summary.json lacks: milliseconds per token, mean reward and length."""
 
     def mean(name):
@@ -243,7 +240,7 @@ def _means(arm, first, per_token):
         return sum(values) / len(values) if values else None
 
     return {
-        "tail_ms_per_token": 1e3 * arm["tail_s"] / arm["tail_tokens"] if per_token else None,
+        "tail_ms_per_token": 1e3 * arm["tail_s"] / arm["tail_tokens"] if arm["tail_tokens"] else None,
         "cpu_ms_per_token": 1e3 * arm["cpu_s"] / arm["tokens"] if arm["cpu_s"] else None,
         "reward": mean("rewards"),
         "length": mean("lengths"),

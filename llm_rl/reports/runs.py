@@ -5,11 +5,12 @@ import json
 from dataclasses import dataclass, field
 
 from llm_rl.errors import UserError
-from llm_rl.steps import TIMES, numbers
+from llm_rl.steps import TIMES, complete_lines, read_steps
 
 SPEC = "rollout/spec/"
 REQUIRED = ["timing_s/gen", TIMES]
-REQUIRED += [SPEC + name for name in ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "tail_s")]
+REQUIRED += [SPEC + name for name in ("decode_steps", "request_steps", "tokens", "drafted", "accepted")]
+REQUIRED += [SPEC + name for name in ("tail_s", "tail_tokens")]
 
 
 @dataclass(frozen=True)
@@ -72,42 +73,21 @@ def _read_record(path):
     return record
 
 
-def read_lines(path):
-    """The number and the value of each line. Raises UserError if the file cannot be read, or a line is not JSON."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            yield number, json.loads(line)
-        except ValueError:
-            raise UserError(f"{path}, line {number}, is not JSON") from None
-
-
 def _read_steps(path):
-    """The metrics of each finished step; a trainer may log a step in several lines."""
-    parts: dict[int, dict] = {}
-    last_lines: dict[int, int] = {}
-    for number, entry in read_lines(path):
-        data = entry.get("data") if isinstance(entry, dict) else None
-        if not isinstance(data, dict):
-            raise UserError(f"{path}, line {number}, is not a step of verl's file logger")
-        parts.setdefault(entry.get("step"), {}).update(data)
-        last_lines[entry.get("step")] = number
-    steps = {step: numbers(data) for step, data in parts.items() if TIMES in data}
-    for step, data in steps.items():
+    """The metrics of each finished step."""
+    steps = read_steps(path)
+    for step in steps:
         for metric in REQUIRED:
-            if metric not in data:
-                raise UserError(f"{path}, line {last_lines[step]}, has no number for {metric}")
-    return list(steps.values())
+            if metric not in step["data"]:
+                raise UserError(f"{path} has no number for {metric} in step {step['step']}")
+    return [step["data"] for step in steps]
 
 
 def _read_engine(folder):
     """Rows of all replicas in order of time, without rows that have no running request."""
     rows = []
     for replica, path in enumerate(sorted(folder.glob("engine-*.jsonl"))):
-        for number, row in read_lines(path):
+        for number, (_, row) in enumerate(complete_lines(path), 1):
             if not isinstance(row, list) or len(row) != 6 or not all(isinstance(v, (int, float)) for v in row):
                 raise UserError(f"{path}, line {number}, is not an engine step: it must have six numbers")
             if row[2]:

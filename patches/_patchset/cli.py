@@ -60,12 +60,6 @@ def parser() -> argparse.ArgumentParser:
         (sdists,),
     )
     sub.add_argument("module", metavar="MODULE")
-    sub.add_argument(
-        "--from",
-        dest="source",
-        metavar="SOURCE",
-        help="a source distribution, or a git checkout that has the pinned commit (default: see --sdists)",
-    )
     sub.add_argument("--to", metavar="DIR", help="the new repository (default: .cache/patchset/<PINSET>/<MODULE>)")
 
     sub = command(
@@ -96,14 +90,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         help="default: the one whose versions are installed, else all",
     )
-    quiet = sub.add_mutually_exclusive_group()
-    quiet.add_argument("--json", action="store_true", help="only {pin set: {module: state}}; exit status 0")
-    quiet.add_argument(
-        "--quiet",
-        action="store_true",
-        help="print nothing, or one sentence and exit status 1 unless each --module, or without it each installed "
-        "module, is patched",
-    )
+    sub.add_argument("--json", action="store_true", help="only {pin set: {module: state}}; exit status 0")
 
     sub = command(
         "check",
@@ -153,19 +140,6 @@ def chosen(args: argparse.Namespace) -> list[str]:
     return [args.pinset] if args.pinset else pins.names()
 
 
-def check_patched(args: argparse.Namespace) -> None:
-    """The command status --quiet: raises Failure unless all requested modules are patched."""
-    pinset, place = choose(args)
-    states = [(site, target.inspect(site).name) for site in place.sites]
-    asked = [(site, state) for site, state in states if args.module or not state.startswith("not ")]
-    wrong = ", ".join(f"{site.module.name} is {state}" for site, state in asked if state != "patched")
-    if not asked and not args.to:
-        raise Failure(f"{place.root} is not patched by {pinset.name}: {target.nothing(place)}.")
-    if wrong or not asked:
-        steps = target.remedy(place, [site for site, _ in asked or states])
-        raise Failure(f"{place.root} is not patched by {pinset.name} ({wrong or 'it has no module'}): {steps}.")
-
-
 def status(args: argparse.Namespace) -> bool:
     """The command status; returns whether all is in order."""
     places = fitting(args)
@@ -202,9 +176,6 @@ def run(args: argparse.Namespace) -> int:
     """Run a command; returns its exit status."""
     lines: list[str] = []
     match args.command:
-        case "status" if args.quiet:
-            check_patched(args)
-            return 0
         case "status":
             return 0 if status(args) else 1
         case "check":
@@ -213,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
             value = pins.value(args.pinset, args.key)
             lines = value if isinstance(value, list) else [str(value)]
         case "import":
-            lines = work.import_(pins.opened(args.pinset).module(args.module), args.source, args.to, args.sdists)
+            lines = work.import_(pins.opened(args.pinset).module(args.module), args.to, args.sdists)
         case "export":
             lines = work.export(pins.opened(args.pinset).module(args.module), args.source, args.sdists)
         case "apply" | "drop":

@@ -125,10 +125,6 @@ def init(folder: Path, bare: bool = False) -> None:
     """Create a repository that stores files byte for byte, regardless of their .gitattributes."""
     options = ["--bare"] if bare else []
     run("init", "--quiet", "--initial-branch=patches", *options, folder, cwd=folder.parent)
-    raw_bytes(folder if bare else folder / ".git")
-
-
-def raw_bytes(git_dir: Path) -> None:
-    """Disable line-end conversion and content filters in a repository."""
+    git_dir = folder if bare else folder / ".git"
     (git_dir / "info").mkdir(exist_ok=True)
     (git_dir / "info" / "attributes").write_text("* -text -eol -ident -filter -working-tree-encoding\n")

@@ -36,8 +36,6 @@ class Module:
     version: str
     dists: dict[str, set[str]]  # versions by name of the distributions that may provide an installed copy
     sdist_sha256: str
-    tag: str
-    commit: str
     record: Record | None
 
     @property
@@ -57,7 +55,7 @@ class Module:
 def released(file: Path, dist: str, version: str, sdist_sha256: str) -> Module:
     """A release without patches, pinned by `file`."""
     pinned_by = cast("PinSet", SimpleNamespace(file=file))
-    return Module(pinned_by, dist, version, {dist: {version}}, sdist_sha256, "", "", None)
+    return Module(pinned_by, dist, version, {dist: {version}}, sdist_sha256, None)
 
 
 class PinSet:
@@ -93,8 +91,7 @@ class PinSet:
                 raise Failure(
                     f"{self.file}: the generated record of {name} is damaged; export {name} again."
                 ) from error
-        commit, tag = table.get("commit", ""), table.get("tag", "")
-        return Module(self, name, table["version"], versions, table["sdist_sha256"], tag, commit, record)
+        return Module(self, name, table["version"], versions, table["sdist_sha256"], record)
 
     def module(self, name: str) -> Module:
         """The module of this name; raises Failure if the pin set has none."""

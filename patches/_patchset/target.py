@@ -3,7 +3,6 @@
 
 import json
 import os
-import shlex
 import sys
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
@@ -57,11 +56,10 @@ class State:
 
 @dataclass
 class Target:
-    """A folder and the modules that may be in it; option: the command-line option that names it."""
+    """A folder and the modules that may be in it."""
 
     root: Path
     sites: list[Site]
-    option: str = ""
 
 
 def find(pinset: PinSet, modules: list[str], env: str | None, to: str | None) -> Target:
@@ -71,12 +69,8 @@ def find(pinset: PinSet, modules: list[str], env: str | None, to: str | None) ->
     """
     chosen = [pinset.module(name) for name in modules] or list(pinset.modules.values())
     if to is not None:
-        target, option = in_folder(folder := Path(to).absolute(), chosen), "--to"
-    else:
-        folder = Path(env or os.environ.get("VIRTUAL_ENV") or sys.prefix).absolute()
-        target, option = in_environment(folder, chosen), "--env"
-    target.option = shlex.join([option, str(folder)])
-    return target
+        return in_folder(Path(to).absolute(), chosen)
+    return in_environment(Path(env or os.environ.get("VIRTUAL_ENV") or sys.prefix).absolute(), chosen)
 
 
 def in_environment(env: Path, modules: list[Module]) -> Target:
@@ -255,29 +249,6 @@ def fit(target: Target) -> tuple[int, int]:
     """How well the pin set fits: the number of original or patched modules, and of modules in the pinned version."""
     known = sum(inspect(site).name in ("original", "patched") for site in target.sites)
     return known, sum(bool(site.present and not site.refusal) for site in target.sites)
-
-
-def remedy(target: Target, sites: list[Site]) -> str:
-    """What to do to get these sites of the target patched."""
-    pinset, steps, here = sites[0].module.pinset, [], []
-    for site in sites:
-        state = inspect(site).name
-        if state == "modified":
-            steps.append(repair(site))
-        elif state in ("wrong version", "no source tree"):
-            steps.append(f"put the source of {site.pinned} there" if site.tree else f"install {site.pinned}")
-        elif state == "not installed":
-            steps.append(f"install {site.pinned}")
-        if not site.editable:
-            here.append(site.module.name)
-        elif state != "patched":
-            where = shlex.join(["--module", site.module.name, "--to", str(site.editable)])
-            steps.append(f"run patches/patchset apply {pinset.name} {where}")
-    if here:
-        named = len(target.sites) < len(pinset.modules) or any(site.editable for site in sites)
-        modules = "".join(f" --module {name}" for name in here if named)
-        steps.append(f"run patches/patchset apply {pinset.name}{modules} {target.option}")
-    return ", then ".join(steps)
 
 
 def nothing(target: Target) -> str:

@@ -16,7 +16,7 @@ def default_folder(module: Module) -> Path:
     return REPO / ".cache" / "patchset" / module.pinset.name / module.name
 
 
-def import_(module: Module, source: str | None, to: str | None, sdists: str | None) -> list[str]:
+def import_(module: Module, to: str | None, sdists: str | None) -> list[str]:
     """Create the repository; return lines for the user. Raises Failure if its folder is in use or a patch fails.
 
     If a patch does not apply, the repository is left in the middle of `git am` for the developer to resolve.
@@ -29,10 +29,7 @@ def import_(module: Module, source: str | None, to: str | None, sdists: str | No
     failed = None
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temp:
         repo = Path(temp) / module.name
-        if source and Path(source).is_dir():
-            clone(module, Path(source).absolute(), repo)
-        else:
-            unpack(module, Path(source) if source else sdist.locate(module, sdists), repo)
+        unpack(module, sdist.locate(module, sdists), repo)
         try:
             series.am(repo, patches)
         except git.GitFailure as error:
@@ -54,31 +51,11 @@ def import_(module: Module, source: str | None, to: str | None, sdists: str | No
 
 def unpack(module: Module, archive: Path, repo: Path) -> None:
     """Create a repository from the source distribution."""
-    if not archive.is_file():
-        raise Failure(f"--from {archive}: there is no such file or folder.")
-    sdist.verify(module, archive)
     git.init(repo)
     sdist.unpack(archive, repo)
     series.commit_base(repo, module)
     if git.text("rev-parse", "HEAD^{tree}", cwd=repo) != git.tree_id(git.scan(repo)):
         raise Failure(f"{archive} has a file that git does not accept, such as one below a folder named .git.")
-
-
-def clone(module: Module, checkout: Path, repo: Path) -> None:
-    """Create a repository from a git checkout at the pinned commit."""
-    revision = module.commit or module.tag
-    if not revision:
-        raise Failure(
-            f"{module.pinset.file} pins neither commit nor tag of {module.name}: import its source distribution."
-        )
-    try:
-        commit = git.text("rev-parse", "--verify", f"{revision}^{{commit}}", cwd=checkout)
-    except Failure as error:
-        raise Failure(f"{checkout} is not a git checkout that has {revision}, the pinned {module.name}.") from error
-    git.run("clone", "--quiet", "--no-checkout", checkout, repo, cwd=repo.parent)
-    git.raw_bytes(repo / ".git")
-    git.run("checkout", "--quiet", "-B", "patches", commit, cwd=repo)
-    git.run("tag", "--force", git.BASE_TAG, cwd=repo)
 
 
 def export(module: Module, source: str | None, sdists: str | None) -> list[str]:

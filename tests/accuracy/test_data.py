@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data preparation without Parquet: public schemas, bad rows, duplicates, and downloads that break off."""
-
-import http.server
-import json
-import threading
+"""Data preparation without Parquet: public schemas, bad rows and duplicates."""
 
 import pytest
 from sam_core.files import replacing
 
-from llm_rl.data import fetch, files, prepare, schemas
+from llm_rl.data import files, prepare, schemas
 from llm_rl.errors import UserError
 
 DAPO = {
@@ -112,80 +108,3 @@ def test_lines_that_are_no_rows(tmp_path):
     assert [(place, row[:7]) for place, row in read[1:]] == [(f"line {n}", "is not ") for n in (3, 4, 5)]
     with pytest.raises(UserError, match="cannot be read: No such file"):
         list(files.rows(tmp_path / "none"))
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """Serves `content`; an answer breaks off after `breaks.pop(0)` bytes where there are any."""
-
-    def __init__(self, content):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.content, self.tag, self.breaks, self.asked = content, '"one"', [], []
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/file.jsonl"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        server, start, asked = self.server, 0, self.headers["Range"]
-        server.asked.append(asked)
-        if self.path != "/file.jsonl":
-            return self.send_error(404)
-        if asked and self.headers["If-Range"] == server.tag:
-            start = int(asked.removeprefix("bytes=").rstrip("-"))
-            if start >= len(server.content):
-                return self.send_error(416)
-        self.send_response(206 if start else 200)
-        self.send_header("ETag", server.tag)
-        self.send_header("Content-Length", str(len(server.content) - start))
-        self.end_headers()
-        length = server.breaks.pop(0) if server.breaks else None
-        self.wfile.write(server.content[start:][:length])
-
-
-@pytest.fixture
-def server():
-    with Server(bytes(range(256)) * 4000) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        yield server
-        server.shutdown()
-
-
-def test_a_broken_download_goes_on_where_it_stopped(server, tmp_path, capsys):
-    server.breaks = [300_000, *[0] * (fetch.TRIES - 1), 500_000, 0, 0]
-    fetch.fetch(server.url, tmp_path / "file", pause=0.01)
-    assert (tmp_path / "file").read_bytes() == server.content
-    assert server.asked == [None] + ["bytes=300000-"] * fetch.TRIES + ["bytes=800000-"] * 3
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert "after 300000 of 1024000 bytes" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("before", "tag", "asked"),
-    [('"one"', '"one"', "bytes=1000-"), ('"one"', '"two"', "bytes=1000-"), ('W/"one"', 'W/"one"', None)],
-    ids=["the same", "another version", "no strong tag"],
-)
-def test_a_later_call_goes_on_but_never_joins_parts_of_different_versions(server, tmp_path, before, tag, asked):
-    server.tag, server.breaks = before, [1000] + [0] * 10
-    kept = "; the first 1000 bytes are kept in .*file.part: call again to resume" if asked else "$"
-    with pytest.raises(UserError, match=f"of 1024000 bytes{kept}"):
-        fetch.fetch(server.url, tmp_path / "file", pause=0.01)
-    assert not (tmp_path / "file").exists()
-    server.content = server.content if tag == '"one"' else server.content[::-1]
-    server.breaks, server.asked, server.tag = [], [], tag
-    fetch.fetch(server.url, tmp_path / "file")
-    assert server.asked == [asked] and (tmp_path / "file").read_bytes() == server.content
-
-
-def test_a_part_that_is_too_long_is_dropped(server, tmp_path):
-    (tmp_path / "file.part").write_bytes(bytes(2_000_000))
-    (tmp_path / "file.part.json").write_text(json.dumps({"url": server.url, "version": server.tag}))
-    fetch.fetch(server.url, tmp_path / "file", pause=0.01)
-    assert (tmp_path / "file").read_bytes() == server.content
-
-
-def test_what_is_not_there_is_said_at_once(server, tmp_path):
-    with pytest.raises(UserError, match="no-file cannot be downloaded: HTTP 404"):
-        fetch.fetch(server.url.replace("file.jsonl", "no-file"), tmp_path / "file")
-    assert len(server.asked) == 1

@@ -14,7 +14,7 @@ import pytest
 from llm_rl import check_operators
 from llm_rl.errors import UserError
 from llm_rl.evaluation import __main__ as command
-from llm_rl.evaluation import acceptance, generate
+from llm_rl.evaluation import generate
 from llm_rl.evaluation.engine import Engine
 from llm_rl.qwen3 import tiny_model
 
@@ -43,7 +43,7 @@ def use(engines, monkeypatch):
             raise UserError("the engine did not start")
         return contextlib.nullcontext(engines[k])
 
-    for module in (generate, acceptance, check_operators):
+    for module in (generate, check_operators):
         monkeypatch.setattr(module, "Engine", start)
     return used
 
@@ -87,27 +87,6 @@ def test_a_run_whose_drafts_are_all_rejected_fails(use, tmp_path, capsys, monkey
     assert "no draft was accepted: this run shows nothing" in capsys.readouterr().err
 
 
-def test_acceptance_by_length(use, tmp_path, capsys):
-    assert command.main(["acceptance", *WORDS, "--limit", "12", "--k", "3", "--out", str(tmp_path)]) == 0
-    found = json.loads((tmp_path / "acceptance.json").read_text())
-    (one,) = found["sweep"]
-    assert one["drafted"] > one["accepted"] > 100
-    tokens = one["steps"] * one["tokens_per_step"]
-    assert one["steps"] < tokens <= one["steps"] + one["accepted"], "a token a step, and those accepted"
-    assert len(one["bins"]) > 1 and all(row["tokens_per_step"] > 1.1 for row in one["bins"])
-    assert (tmp_path / "acceptance.png").stat().st_size > 10_000
-    assert f"| 3 | {one['tokens_per_step']:.2f} |" in capsys.readouterr().out
-
-
-def test_a_k_that_fails_loses_only_itself(use, tmp_path, capsys):
-    out = tmp_path / "made"
-    assert command.main(["acceptance", *WORDS, "--limit", "2", "--k", "2", "3", "4", "--out", str(out)]) == 1
-    said = capsys.readouterr().err
-    assert all(f"error: k = {k}: the engine did not start\n" in said for k in (2, 4))
-    (one,) = json.loads((out / "acceptance.json").read_text())["sweep"]
-    assert one["k"] == 3 and (out / "acceptance.png").exists()
-
-
 def test_operators_agree(use, tmp_path, monkeypatch):
     words = [*MODEL, "--tokens", "64", "--out", str(tmp_path)]
     assert check_operators.main(words) == 0
@@ -124,4 +103,3 @@ def test_operators_agree(use, tmp_path, monkeypatch):
 
     monkeypatch.setattr(check_operators, "compare", one_far_off)
     assert check_operators.main(words) == 1
-    assert (tmp_path / "check-operators.png").stat().st_size > 10_000

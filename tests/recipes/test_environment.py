@@ -12,7 +12,7 @@ import pytest
 
 from llm_rl import config, environment
 from llm_rl.errors import UserError
-from llm_rl.pin_set import PinSet
+from llm_rl.pin_set import RecipePins
 
 QWEN3 = Path(environment.__file__).parent / "qwen3"
 
@@ -24,7 +24,7 @@ def npu(*overrides):
 
 def variables(run_dir, *overrides):
     recipe = npu(*overrides)
-    return environment.variables(recipe, PinSet(recipe.pin_set), run_dir)
+    return environment.variables(recipe, RecipePins(recipe.pin_set), run_dir)
 
 
 def test_environment_on_ascend(monkeypatch, tmp_path):
@@ -59,7 +59,7 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
 def test_ranks_wait_for_the_slowest_writer_of_a_checkpoint(model, overrides, connect, waits, tmp_path):
     """Twice 3291 or 459 GB over the rate; more than 0.9 GB/s does not count, and CANN connects for 7200 s at most."""
     recipe = config.load(QWEN3 / f"dapo_qwen3_{model}.yaml", overrides.split())
-    env = environment.variables(recipe, PinSet(recipe.pin_set), tmp_path)
+    env = environment.variables(recipe, RecipePins(recipe.pin_set), tmp_path)
     assert (int(env["HCCL_CONNECT_TIMEOUT"]), int(env["HCCL_EXEC_TIMEOUT"])) == (connect, waits)
 
 

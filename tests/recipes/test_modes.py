@@ -16,7 +16,7 @@ import pytest
 
 from llm_rl.reports.__main__ import main as report
 from llm_rl.reports.answers import read_answers
-from llm_rl.resume import read_steps
+from llm_rl.steps import read_steps
 
 SPEC = "rollout/spec/"
 ALL_PROMPTS = "algorithm.filter_groups=false"

@@ -16,9 +16,9 @@ import pytest
 from sam_core.engines.hooks import problem, tree
 
 from llm_rl import verl_plugin
-from llm_rl.pin_set import PinSet
+from llm_rl.pin_set import RecipePins
 
-INSTALLED = PinSet.verl_package()
+INSTALLED = RecipePins.verl_package()
 
 
 def test_verl_finds_both_plugins():

@@ -413,7 +413,7 @@ from triton.compiler import ASTSource
 number = {"num_requests", "num_slots", "base", "texts_stride"}
 number |= {"model_tokens_stride", "model_confidences_stride", "num_model_tokens", "num_planned"}
 types = dict.fromkeys(("requests", "states", "constants", "drafts", "model_tokens"), "i64")
-types |= dict.fromkeys(("counts", "prior", "confidences", "model_confidences", "worth"), "fp32")
+types |= dict.fromkeys(("counts", "rates", "confidences", "model_confidences", "worth"), "fp32")
 alone, joined = dict(LONGEST=0, ESTIMATED=False), dict(LONGEST=3, ESTIMATED=True)
 for kernel, constants, warps in (
     (kernels._draft, dict(K=3, W=8, SAMPLED=8, COLUMNS=16, LOOKED_UP=16, ADAPTIVE=False, **alone), 1),

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import stat
-import struct
 import subprocess
 import zlib
 from collections import Counter
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 import twin
 from hypothesis import given, settings
-from sam_core.corpus import END, build_corpus, describe, verify
+from sam_core.corpus import END, build_corpus, describe
 from sam_core.tokenizer import fingerprint
 from steps import step
 
@@ -87,7 +86,6 @@ TEXTS = st.lists(st.lists(st.integers(A, D), max_size=30) | st.lists(st.just(A),
 )
 def test_reader_agrees_with_brute_force(data, tmp_path_factory, texts, history, most):
     path = built(tmp_path_factory.mktemp("brute"), texts)
-    verify(path)
     brute, reader = Brute(texts), corpus.Corpus(path)
     if data.draw(st.booleans(), "copies a text"):
         text = data.draw(st.sampled_from(texts), "text")
@@ -129,34 +127,14 @@ def test_header_and_size_are_checked(reader, tmp_path):
         reader(tmp_path / "missing")
 
 
-def test_verify_notices_each_flipped_byte_and_wrong_sections(tmp_path):
+def test_each_flipped_byte_is_noticed(tmp_path):
     path = built(tmp_path, [[A, B, C, A, B] * 20, [B, C]])
     sound = path.read_bytes()
-    assert verify(path) == describe(path) and len(sound) == 64 + 448 + 448 + 64 + 64
+    assert len(sound) == 64 + 448 + 448 + 64 + 64
     for at in range(64, len(sound), 7):
         path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
         with pytest.raises(ValueError, match="damaged body"):
-            verify(path)
-    tokens, suffixes, starts, minima = 64, 512, 960, 1024  # 104, 102, 4 and 2 of them
-    second, third = struct.unpack_from("<2i", sound, suffixes + 4)
-    for section, changes in (
-        ("token array", {tokens: C + 1}),
-        ("token array", {tokens + 4 * 103: A}),
-        ("suffix array", {suffixes + 4: third, suffixes + 8: second}),  # out of order
-        ("suffix array", {suffixes + 4: third}),  # one twice
-        ("suffix array", {suffixes: 103}),  # an END
-        ("first-token", {starts + 4: 1}),
-        ("first occurrences", {minima + 4: 50}),
-    ):
-        data = bytearray(sound)
-        for offset, value in changes.items():
-            struct.pack_into("<i", data, offset, value)
-        struct.pack_into("<I", data, 48, zlib.crc32(data[64:]))  # both checksums are right
-        struct.pack_into("<I", data, 52, zlib.crc32(data[:52]))
-        path.write_bytes(data)
-        describe(path)
-        with pytest.raises(ValueError, match=section):
-            verify(path)
+            describe(path)
 
 
 def test_the_file_is_the_same_everywhere(tmp_path):
@@ -174,7 +152,7 @@ def test_description_has_the_tokenizer(tmp_path):
     build_corpus([[A, B, 9], [], [C]], path, tokenizer=folder)
     size, counts = path.stat().st_size, {"version": 2, "texts": 2, "tokens": 4, "largest_token": 9}
     counts |= {"tokenizer": fingerprint(folder), "bytes": size, "bytes_per_token": size / 4}
-    assert describe(path) == verify(path) == counts
+    assert describe(path) == counts
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import PATHS, TESTS, overrides, tiny
 
 from llm_rl.reports.answers import read_answers
-from llm_rl.resume import read_steps
+from llm_rl.steps import read_steps
 
 SPEC = "rollout/spec/"
 VARIABLES = {

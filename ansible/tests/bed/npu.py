@@ -67,16 +67,6 @@ def table(state: dict) -> str:
     return "\n".join(lines)
 
 
-def mapping(state: dict) -> str:
-    """`npu-smi info -m`; each NPU also has a management unit, Mcu, which is no die."""
-    rows = [("NPU ID", "Chip ID", "Chip Logic ID", "Chip Phy-ID", "Chip Name")]
-    for number, die in enumerate(state["dies"]):
-        rows.append((die["npu"], die["chip"], number, die["phy"], "Ascend910"))
-        if number + 1 == len(state["dies"]) or state["dies"][number + 1]["npu"] != die["npu"]:
-            rows.append((die["npu"], die["chip"] + 1, "-", "-", "Mcu"))
-    return "\n".join("\t" + "".join(f"{cell!s:<31}" for cell in cells).rstrip() for cells in rows)
-
-
 def health(die: dict) -> str:
     """`npu-smi info -t health -i NPU -c CHIP`."""
     fields = {"Health Status": die["health"], "Error Code": die.get("faults", "NA"), "Error Information": "NA"}
@@ -122,8 +112,8 @@ def queries(die: dict) -> dict[str, str]:
 
 
 def outputs(state: dict) -> dict[str, str]:
-    """{"npu-smi info -m": text, ...}: every call that a fake answers; pings to 3 hosts."""
-    found = {"npu-smi info": table(state), "npu-smi info -m": mapping(state)}
+    """{"npu-smi info": text, ...}: every call that a fake answers; pings to 3 hosts."""
+    found = {"npu-smi info": table(state)}
     for die in state["dies"]:
         phy = die["phy"]
         found[f"npu-smi info -t spod-info -i {die['npu']} -c {die['chip']}"] = spod(state, die)

@@ -18,7 +18,7 @@ def info(count=16, **changes):
     return npu.table({**STATE, "dies": dies}) + "\n"
 
 
-MAP, SPOD = npu.mapping(STATE), npu.spod(STATE, STATE["dies"][0] | {"sdid": 0x400001})
+SPOD = npu.spod(STATE, STATE["dies"][0] | {"sdid": 0x400001})
 SPOD_TABLE = "| SDID : 0x400001 | Super Pod Size : 384 |\n| Super Pod ID : 3 | Server Index : 1 | Pod ID : 1 |\n"
 BOARD = npu.board(STATE["dies"][0])
 HEALTH = npu.health(STATE["dies"][0])

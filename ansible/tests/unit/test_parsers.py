@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 PARSERS = {
     "info": (npu.parse_info, npu_outputs.info()),
-    "map": (npu.parse_map, npu_outputs.MAP),
     "spod": (npu.parse_spod, npu_outputs.SPOD),
     "spod table": (npu.parse_spod, npu_outputs.SPOD_TABLE),
     "ip": (npu.parse_ip, npu_outputs.IP),
@@ -45,13 +44,6 @@ def test_info_of_dies_that_say_little():
     assert (second["hbm_used_mb"], second["hbm_total_mb"]) == (None, None)
 
 
-def test_map_skips_the_controller_and_finds_columns_by_name():
-    rows = npu.parse_map(npu_outputs.MAP)
-    assert len(rows) == 16 and rows[3] == {"npu": 1, "chip": 1, "logic": 3, "phy": 3}
-    reordered = "Slot ID NPU ID Chip ID Chip Phy-ID Chip Logic ID Chip Name\n 9 0 1 5 1 Ascend910\n"
-    assert npu.parse_map(reordered) == [{"npu": 0, "chip": 1, "logic": 1, "phy": 5}]
-
-
 @pytest.mark.parametrize("text", [npu_outputs.SPOD, npu_outputs.SPOD_TABLE])
 def test_spod(text):
     assert npu.parse_spod(text) == {"sdid": 0x400001, "super_pod_size": 384, "super_pod_id": 3, "server_index": 1}
@@ -82,8 +74,6 @@ def test_small_outputs():
         ("info", npu_outputs.info(0), "listed no die"),
         ("info", npu_outputs.info(2).replace("Phy-ID", "      "), "no column Phy-ID, expected the table of Atlas A3"),
         ("info", "\n".join(npu_outputs.info().splitlines()[:13]), "in the middle of NPU 1"),
-        ("map", "NPU ID Chip ID\n0 0\n", "no table with"),
-        ("map", npu_outputs.MAP.splitlines()[0] + "\n", "listed no chip"),
         ("spod", npu_outputs.SPOD.replace("SDID", "XDID"), "no `sdid`"),
         ("spod", npu_outputs.SPOD.replace("384", "many"), "`super pod size` as 'many', not a number"),
         ("board", "Compatibility : OK\n", "no `firmware version`"),

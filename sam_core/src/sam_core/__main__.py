@@ -8,11 +8,10 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import sam_core
 from sam_core import console
-from sam_core.files import is_standard_output
 
 
 def build_corpus(args: argparse.Namespace) -> int:
@@ -23,7 +22,7 @@ def build_corpus(args: argparse.Namespace) -> int:
         args.files, args.output, key=args.key, tokenizer=args.tokenizer, progress=progress.show
     )
     progress.clear()
-    _print(description, sys.stderr if is_standard_output(args.output) else None)
+    _print(description)
     return 0
 
 
@@ -43,11 +42,11 @@ def inspect(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(description: Mapping[str, Any], file: TextIO | None = None) -> None:
+def _print(description: Mapping[str, Any]) -> None:
     lines = [*_flat(description)]
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
-        print(f"{name:{width}}  {value:,}" if isinstance(value, int) else f"{name:{width}}  {value}", file=file)
+        print(f"{name:{width}}  {value:,}" if isinstance(value, int) else f"{name:{width}}  {value}")
 
 
 def _flat(description: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Corpora: prepared collections of texts as static sources of drafts. Build, describe and verify their files.
+"""Corpora: prepared collections of texts as static sources of drafts. Build and describe their files.
 
 A corpus is built once and then read by any number of engines, each of which maps the file. The format is described in
 csrc/corpus.h. Building needs pydivsufsort (pip install 'sam-core[corpus]'); reading needs nothing.
@@ -12,19 +12,18 @@ import gzip
 import json
 import os
 import pathlib
-import shutil
 import struct
 import subprocess
 import tempfile
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from sam_core.files import check_output, naming, replacing
+from sam_core.files import check_output, replacing
 from sam_core.tokenizer import file_of, fingerprint
 
 END = -1
@@ -83,21 +82,9 @@ def build_corpus(
     digits = None if tokenizer is None else fingerprint(tokenizer)
     if tokenizer is not None and digits is None:
         raise ValueError(f"{os.fspath(tokenizer)} has no tokenizer: name a model's folder or its tokenizer.json")
-    if isinstance(sources, (str, os.PathLike)):
-        sources = [sources]
     report = progress or (lambda line: None)
-    pieces: list[Tokens] = []
-    end, size = np.array([END], np.int32), 0
-    for number, source in enumerate(sources, 1):
-        if isinstance(source, (str, os.PathLike)):
-            check_output(out, (source,))
-        for where, text in _texts(source, f"text {number}", key):
-            tokens = _checked(text, where)
-            if len(tokens):
-                pieces += [tokens, end]
-                size += len(tokens) + 1
-        if isinstance(source, (str, os.PathLike)):
-            report(f"read {os.fspath(source)}: {size - len(pieces) // 2:,} tokens so far")
+    pieces = _pieces([sources] if isinstance(sources, (str, os.PathLike)) else sources, out, key, report)
+    size = sum(map(len, pieces))
     if not pieces:
         raise ValueError("there is no token in the texts given: a corpus needs at least one")
     if size > MAX_SIZE:
@@ -137,25 +124,6 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
-def verify(path: Path) -> dict[str, Any]:
-    """Check a corpus as `describe` does, and that it holds all suffixes of its texts in order.
-
-    Needs about 40 bytes of memory per token. Returns what `describe` returns; raises ValueError, in one sentence, if
-    the file is not as `build_corpus` would write it.
-    """
-    facts = describe(path)
-    header = _read_header(path)
-    tokens, suffixes, starts, minima = _sections(path, header)
-    wrong = _wrong(tokens, suffixes, header)
-    if not wrong and not np.array_equal(starts, _starts(tokens, header["largest"], header["shift"])):
-        wrong = "first-token table"
-    if not wrong and not all(map(np.array_equal, minima, _minima(suffixes))):
-        wrong = "table of first occurrences"
-    if wrong:
-        raise ValueError(f"{os.fspath(path)} is a corpus with a wrong {wrong}: build it again")
-    return facts
-
-
 class Corpus:
     """A corpus open for reading, in plain Python: what csrc/corpus.c does, for tests and the lab.
 
@@ -169,7 +137,7 @@ class Corpus:
     PROBES = 16
 
     def __init__(self, path: Path) -> None:
-        self.tokens, self.suffixes, *_ = _sections(path, _read_header(path))
+        self.tokens, self.suffixes = _sections(path, _read_header(path))
 
     def _token(self, suffix: int, depth: int) -> int:
         return int(self.tokens[int(self.suffixes[suffix]) + depth])
@@ -217,6 +185,22 @@ class Corpus:
 # ---- reading texts
 
 
+def _pieces(sources: Iterable[Any], out: pathlib.Path, key: str | None, report: Callable[[str], None]) -> list[Tokens]:
+    """The texts of all sources, each followed by END; empty ones are left out. Raises as build_corpus does."""
+    pieces: list[Tokens] = []
+    end = np.array([END], np.int32)
+    for number, source in enumerate(sources, 1):
+        is_file = isinstance(source, (str, os.PathLike))
+        if is_file:
+            check_output(out, (source,))
+        for where, text in _texts(source, f"text {number}", key):
+            if len(tokens := _checked(text, where)):
+                pieces += [tokens, end]
+        if is_file:
+            report(f"read {os.fspath(source)}: {sum(map(len, pieces[::2])):,} tokens so far")
+    return pieces
+
+
 def _texts(source: Any, name: str, key: str | None) -> Iterator[tuple[str, Any]]:
     """The texts of one source, each with its location for error messages."""
     if not isinstance(source, (str, os.PathLike)):
@@ -249,47 +233,37 @@ def _row(line: bytes, where: str, key: str | None) -> Any:
 
 @contextlib.contextmanager
 def open_lines(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of lines, plain or compressed (.gz by gzip, .zst by the command zstd), for reading in binary.
-
-    A compressed file is first unpacked into a temporary file, so nothing is read from one that is damaged or cut short.
+    """Open a file of lines, plain or compressed (.gz, .zst by the command zstd), for reading in binary.
 
     Raises:
-        ValueError: a compressed file is incomplete, or there is no command zstd; one sentence.
+        ValueError: a compressed file is damaged or cut short, or there is no command zstd; one sentence. For .gz it is
+            raised when the lines before have been read.
         OSError: the file cannot be read.
     """
     name = os.fspath(path)
     with contextlib.ExitStack() as stack:
         file: IO[bytes] = stack.enter_context(open(name, "rb"))
-        if name.endswith((".gz", ".zst")):
-            unpacked = stack.enter_context(tempfile.TemporaryFile())
-            try:
-                with naming(tempfile.gettempdir()):
-                    if name.endswith(".gz"):
-                        with gzip.open(file) as packed:
-                            shutil.copyfileobj(packed, unpacked)
-                    else:
-                        _unpack_zst(file, unpacked)
-                    unpacked.seek(0)
-            except (gzip.BadGzipFile, EOFError, zlib.error, subprocess.CalledProcessError) as error:
-                reason = getattr(error, "stderr", None) or str(error).encode()
-                reason = " ".join(reason.decode(errors="replace").split())
-                raise ValueError(f"{name} cannot be decompressed ({reason}): copy or compress it again") from None
-            except FileNotFoundError:
-                raise ValueError(
-                    f"{name} is compressed and there is no zstd command: install zstd or decompress the file"
-                ) from None
-            file = unpacked
-        yield file
-
-
-def _unpack_zst(file: IO[bytes], unpacked: IO[bytes]) -> None:
-    words = ["zstd", "-dcq"]
-    with subprocess.Popen(words, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout and process.stderr
-        shutil.copyfileobj(process.stdout, unpacked)
-        reason = process.stderr.read()
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, words, stderr=reason)
+        reason = ""
+        try:
+            if name.endswith(".zst"):
+                packed, file = file, stack.enter_context(tempfile.TemporaryFile())
+                done = subprocess.run(["zstd", "-dcq"], stdin=packed, stdout=file, stderr=subprocess.PIPE)
+                if done.returncode:
+                    reason = " ".join(done.stderr.decode(errors="replace").split()) or f"status {done.returncode}"
+                file.seek(0)
+            elif name.endswith(".gz"):
+                unpacked = stack.enter_context(gzip.open(file))
+                file = cast(IO[bytes], unpacked)
+            if not reason:
+                yield file
+        except FileNotFoundError as error:
+            if error.filename != "zstd":
+                raise
+            raise ValueError(f"{name} is compressed and there is no zstd command: install it") from None
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            reason = str(error)
+        if reason:
+            raise ValueError(f"{name} cannot be decompressed ({reason}): copy or compress it again")
 
 
 def _checked(text: Any, where: str) -> Tokens:
@@ -431,39 +405,7 @@ def _layout(header: dict[str, Any]) -> tuple[list[tuple[int, int]], int]:
     return sections, offset
 
 
-def _sections(path: Path, header: dict[str, Any]) -> tuple[Any, Any, Any, list[Any]]:
-    """The file's arrays, mapped: tokens, suffixes, starts and the levels of minima."""
-    (offset, size), *others = _layout(header)[0]
-    tokens = np.memmap(path, "<i4", "r", offset, (size,))
-    suffixes, starts, *minima = (np.memmap(path, "<u4", "r", offset, (size,)) for offset, size in others)
-    return tokens, suffixes, starts, minima
-
-
-def _wrong(tokens: Tokens, suffixes: npt.NDArray[np.uint32], header: dict[str, Any]) -> str | None:
-    """The section that is wrong; None if the suffixes are those of the tokens, in order.
-
-    Suffixes with equal first tokens are ordered by their remainders, which are suffixes too. Suffixes that start with
-    END are not stored; they precede all others, ordered by their remainders.
-    """
-    count, ends = len(suffixes), np.flatnonzero(tokens == END)
-    if (
-        len(ends) != header["texts"]
-        or ends[-1] != len(tokens) - 1
-        or ends[0] == 0
-        or (np.diff(ends) == 1).any()
-        or tokens.min() != END
-        or tokens.max() != header["largest"]
-    ):
-        return "token array"
-    present = np.zeros(len(tokens) + 1, bool)
-    present[ends] = True
-    present[np.minimum(suffixes, len(tokens))] = True
-    if not present[:-1].all() or present[-1]:
-        return "suffix array"
-    rank = np.empty(len(tokens) + 1, np.int64)  # of the suffix at each position
-    rank[suffixes] = np.arange(count)
-    rank[-1] = -1
-    rank[ends] = rank[ends + 1] - count - 1
-    first, rest = tokens[suffixes], rank[suffixes + np.uint32(1)]
-    ordered = (first[:-1] < first[1:]) | ((first[:-1] == first[1:]) & (rest[:-1] < rest[1:]))
-    return None if ordered.all() else "suffix array"
+def _sections(path: Path, header: dict[str, Any]) -> tuple[Any, Any]:
+    """The file's tokens and suffixes, mapped."""
+    (tokens, size), (suffixes, count), *_ = _layout(header)[0]
+    return np.memmap(path, "<i4", "r", tokens, (size,)), np.memmap(path, "<u4", "r", suffixes, (count,))

@@ -9,10 +9,7 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
 import stat
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -28,15 +25,15 @@ NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, 
 def check_output(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
     """Check that a file can be written to `path`, before its content is computed.
 
-    Raises ValueError, one sentence, if `path` is one of `inputs`, also under another name or through a link; OSError,
-    which names `path`, if `path` is a folder or its folder cannot be written to.
+    Raises ValueError, one sentence, if `path` is a device or a pipe, or one of `inputs`, also under another name or
+    through a link; OSError, which names `path`, if `path` is a folder or its folder cannot be written to.
     """
-    if any(_is_same(path, other) for other in inputs):
-        raise ValueError(f"{path} is also an input or another output, and would be lost: name another file")
     if path.is_dir():
         raise _named(errno.EISDIR, path)
-    if _is_special(path):
-        return
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no regular file: name another file")
+    if any(_is_same(path, other) for other in inputs):
+        raise ValueError(f"{path} is also an input or another output, and would be lost: name another file")
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
         raise _named(errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT, path)
@@ -48,24 +45,19 @@ def check_output(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> N
 def replacing(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> Iterator[Path]:
     """Yield the path of a temporary file, which replaces `path` if the block raises nothing.
 
-    The new file keeps the permissions of the old one. If `path` is a symbolic link, its target is replaced. A device or
-    pipe, such as /dev/stdout, is written to. Raises what `check_output` raises, and OSError, which names `path`, if it
-    cannot be written.
+    The new file keeps the permissions of the old one. If `path` is a symbolic link, its target is replaced. Raises what
+    `check_output` raises, and OSError, which names `path`, if it cannot be written.
     """
     check_output(path, inputs)
-    special, target = _is_special(path), Path(os.path.realpath(path))
-    folder = Path(tempfile.gettempdir()) if special else target.parent
-    temporary = folder / f".{target.name[:32]}.{os.getpid()}-{secrets.token_hex(4)}"
-    written, in_block = folder if special else path, False
+    target = Path(os.path.realpath(path))
+    temporary = target.parent / f".{target.name[:32]}.{os.getpid()}-{secrets.token_hex(4)}"
+    in_block = False
     try:
         mode = stat.S_IMODE(os.stat(target).st_mode) if target.is_file() else None
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 | (mode or 0o666)))
         in_block = True
         yield temporary
-        written, in_block = path, False
-        if special:
-            _send(temporary, path)
-            return
+        in_block = False
         if mode is not None:
             os.chmod(temporary, mode)
         _sync(temporary)
@@ -73,13 +65,13 @@ def replacing(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> Iter
     except OSError as error:
         unnamed = error.filename is None and (error.errno in NOT_WRITTEN or not in_block)
         if error.errno and (unnamed or error.filename == os.fspath(temporary)):
-            raise _named(error.errno, written) from error
+            raise _named(error.errno, path) from error
         raise
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
     with contextlib.suppress(OSError):  # not all file systems sync folders
-        _sync(folder)
+        _sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -100,46 +92,12 @@ def write_json(path: Path, value: Any) -> None:
         file.write("\n")
 
 
-def is_standard_output(path: Path) -> bool:
-    """Whether `path` leads to the file, pipe or device behind this process's standard output."""
-    return _standard(path) == 1
-
-
-def _standard(path: Path) -> int | None:
-    """The descriptor of standard output or standard error, if `path` leads to the file, pipe or device behind it."""
-    for descriptor in (1, 2):
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
-                return descriptor
-    return None
-
-
-def _is_special(path: Path) -> bool:
-    """Whether `path` is written to, not replaced: a device, a pipe, or the file that standard output goes to."""
-    try:
-        return not stat.S_ISREG(os.stat(path).st_mode) or _standard(path) is not None
-    except FileNotFoundError:
-        return False
-
-
 def _is_same(path: Path, other: str | os.PathLike[str]) -> bool:
     """Whether both are the same file, which need not exist."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        return False
     try:
         return os.path.samefile(path, other)
     except OSError:
         return os.path.realpath(path) == os.path.realpath(other)
-
-
-def _send(source: Path, path: Path) -> None:
-    """Write the content of a file to a device, a pipe or standard output."""
-    if sys.stdout:
-        sys.stdout.flush()
-    standard = _standard(path)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if standard is None else os.dup(standard)
-    with open(source, "rb") as data, open(descriptor, "wb") as out:
-        shutil.copyfileobj(data, out)
 
 
 def _sync(path: Path) -> None:

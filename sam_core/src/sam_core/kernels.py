@@ -73,12 +73,16 @@ class Drafter:
     def __init__(
         self, ngrams: table.NgramTable, num_states: int, k: int, width: int, device: torch.device, adaptive: bool
     ) -> None:
-        self.k, self.width, self.adaptive = k, width, adaptive
+        self.k = k
+        self._sizes = {"K": k, "W": width, "SAMPLED": triton.next_power_of_2(width), "ADAPTIVE": adaptive}
+        self._sizes["COLUMNS"] = triton.next_power_of_2(table.MAX_NGRAM + k)
+        self._sizes["LOOKED_UP"] = triton.next_power_of_2(2 * len(table.NGRAMS))
         self.num_slots, self.base = ngrams.num_slots, ngrams.base
         self.memory = torch.from_numpy(ngrams.memory).to(device, copy=True)
         self.constants = torch.from_numpy(np.vstack([table.factors(), table.priorities()])).to(device)
-        self.prior = torch.from_numpy(table.class_priors()).to(device)
-        self.counts = torch.zeros(2, table.NUM_CLASSES, device=device)  # verified, accepted
+        self.rates = torch.zeros(3, table.NUM_CLASSES, device=device)
+        self.counts, self.prior = self.rates[:2], self.rates[2]  # verified and accepted; acceptance rate
+        self.prior.copy_(torch.from_numpy(table.class_priors()))
         self.classes = torch.full((num_states, k), table.FILLER, dtype=torch.int32, device=device)
         self.num_of_model = torch.zeros(num_states, dtype=torch.int32, device=device)
         self.worth = torch.zeros(num_states, 2, device=device)
@@ -133,15 +137,10 @@ class Drafter:
             model: drafts of the model drafter, which need adaptive.
             num_planned: draft tokens that the engine verifies at most; None: k. Only these count in the choice.
         """
-        estimated = None if model is None else model.confidences
-        num_numbers, num_changed = requests.size, len(indices)
-        pairs = np.pad(values, (0, num_changed % 2)).view(np.int64)
-        uploaded = to_device(np.concatenate([requests.ravel(), indices, pairs]), self.memory.device)
-        if num_changed:
-            places = uploaded[num_numbers : num_numbers + num_changed]
-            self.memory.index_copy_(0, places, uploaded[num_numbers + num_changed :].view(torch.int32)[:num_changed])
+        tokens, estimated, longest = (drafts, None, 0) if model is None else model
+        own = confidences if estimated is None else estimated
         _draft[(len(requests),)](
-            uploaded,
+            self._upload(requests, indices, values),
             states,
             texts,
             texts.stride(0),
@@ -151,28 +150,34 @@ class Drafter:
             self.num_slots,
             self.constants,
             drafts,
-            self.counts,
-            self.prior,
+            self.rates,
             self.classes,
             confidences,
             self.num_of_model,
             self.worth,
-            drafts if model is None else model.tokens,
-            0 if model is None else model.tokens.stride(0),
-            confidences if estimated is None else estimated,
-            0 if estimated is None else estimated.stride(0),
-            0 if model is None else model.tokens.size(1),
+            tokens,
+            tokens.stride(0),
+            own,
+            own.stride(0),
+            tokens.size(1),
             self.k if num_planned is None else num_planned,
-            LONGEST=0 if model is None else model.longest,
+            LONGEST=longest,
             ESTIMATED=estimated is not None,
-            K=self.k,
-            W=self.width,
-            SAMPLED=triton.next_power_of_2(self.width),
-            COLUMNS=triton.next_power_of_2(table.MAX_NGRAM + self.k),
-            LOOKED_UP=triton.next_power_of_2(2 * len(table.NGRAMS)),
-            ADAPTIVE=self.adaptive,
+            **self._sizes,
             num_warps=1,
         )
+
+    def _upload(
+        self, requests: npt.NDArray[np.int64], indices: npt.NDArray[np.int64], values: npt.NDArray[np.int32]
+    ) -> torch.Tensor:
+        """Copy `requests` to the device, flat, and change the table there; in one transfer."""
+        num_numbers, num_changed = requests.size, len(indices)
+        pairs = np.pad(values, (0, num_changed % 2)).view(np.int64)
+        uploaded = to_device(np.concatenate([requests.ravel(), indices, pairs]), self.memory.device)
+        if num_changed:
+            places = uploaded[num_numbers : num_numbers + num_changed]
+            self.memory.index_copy_(0, places, uploaded[num_numbers + num_changed :].view(torch.int32)[:num_changed])
+        return uploaded
 
 
 @triton.jit(do_not_specialize=["num_model_tokens", "num_planned"], do_not_specialize_on_alignment=["states_ptr"])
@@ -187,8 +192,7 @@ def _draft(
     num_slots,
     constants_ptr,
     drafts_ptr,
-    counts_ptr,
-    prior_ptr,
+    rates_ptr,
     classes_ptr,
     confidences_ptr,
     num_of_model_ptr,
@@ -208,147 +212,88 @@ def _draft(
     LOOKED_UP: tl.constexpr,
     ADAPTIVE: tl.constexpr,
 ):
-    """One program per request.
-
-    Blocks: SAMPLED tokens that the host does not know; COLUMNS for MAX_NGRAM tokens before the draft, and the draft;
-    LOOKED_UP n-grams, in the group and in all texts.
-    """
+    """One program per request. Blocks: SAMPLED tokens that the host does not know; COLUMNS for MAX_NGRAM tokens before
+    the draft, and the draft; LOOKED_UP n-grams, in the group and in all texts."""
     request = tl.program_id(0).to(tl.int64)
     requests_ptr += request * (_NUM_FIELDS + W + K)
-    known, group, chain_length = tl.load(requests_ptr), tl.load(requests_ptr + 1), tl.load(requests_ptr + 2)
-    chain_ptr = requests_ptr + _NUM_FIELDS
     state = tl.load(states_ptr + request).to(tl.int64)
-    count = tl.minimum(tl.maximum(tl.load(lengths_ptr + state).to(tl.int64) - known, 0), W)
+    length = tl.load(lengths_ptr + state).to(tl.int64)
+    column = tl.arange(0, COLUMNS) - _MAX_NGRAM
+    is_column = (column >= 0) & (column < K)
     text_ptr = texts_ptr + state * texts_stride
+    tokens, classes, probability, drafted = _chain(requests_ptr, text_ptr, texts_stride, length, column, K, W, SAMPLED)
+    ngrams = (constants_ptr, memory_ptr, base, num_slots, tl.load(requests_ptr + 1))
+    tokens, classes, drafted = _copy(tokens, classes, drafted, column, ngrams, K, LOOKED_UP)
+    if ADAPTIVE:
+        classes = tl.where(is_column & (column < drafted), classes, _FILLER)
+        confidence = _confidence(classes, probability, rates_ptr)
+        if LONGEST > 0:
+            model_tokens_ptr += request * model_tokens_stride
+            model_confidences_ptr += request * model_confidences_stride
+            draft = (tokens, classes, confidence, drafted)
+            model = (model_tokens_ptr, model_confidences_ptr, num_model_tokens)
+            choice = (num_of_model_ptr + state, worth_ptr + 2 * state, num_planned)
+            tokens, classes, confidence, drafted = _choose(
+                draft, model, choice, probability, column, ngrams, rates_ptr, LONGEST, ESTIMATED, K, LOOKED_UP
+            )
+        tl.store(classes_ptr + state * K + column, classes, mask=is_column)
+        tl.store(confidences_ptr + request * K + column, confidence, mask=is_column)
+    end = tl.sum(tl.where(column == drafted - 1, tokens, 0), 0)
+    tl.store(drafts_ptr + request * K + column, tl.where(column < drafted, tokens, end), mask=is_column)
 
+
+@triton.jit
+def _chain(
+    requests_ptr,
+    text_ptr,
+    text_size,
+    length,
+    column,
+    K: tl.constexpr,
+    W: tl.constexpr,
+    SAMPLED: tl.constexpr,
+):
+    """The rest of a request's chain if the tokens that the host does not know are its beginning.
+
+    Returns tokens by column, with those of the text before the draft; classes; probabilities times _SCALE; the number
+    of draft tokens.
+    """
+    known, chain_length, chain_ptr = tl.load(requests_ptr), tl.load(requests_ptr + 2), requests_ptr + _NUM_FIELDS
+    count = tl.minimum(tl.maximum(length - known, 0), W)
     place = tl.arange(0, SAMPLED)
     is_sampled = place < count
-    sampled = tl.load(text_ptr + tl.minimum(known + place, texts_stride - 1), mask=is_sampled, other=0)
+    sampled = tl.load(text_ptr + tl.minimum(known + place, text_size - 1), mask=is_sampled, other=0)
     chained = tl.load(chain_ptr + place, mask=is_sampled, other=0) % _MAX_TOKEN
     follows = tl.min((chained == sampled).to(tl.int32), 0)
     drafted = tl.minimum(tl.maximum(chain_length - count, 0), K) * follows
 
-    column = tl.arange(0, COLUMNS) - _MAX_NGRAM
-    is_column = (column >= 0) & (column < K)
-    is_chained = is_column & (column < drafted)
-    before = tl.minimum(tl.maximum(known + count + column, 0), texts_stride - 1)
+    is_chained = (column >= 0) & (column < drafted)
+    before = tl.minimum(tl.maximum(known + count + column, 0), text_size - 1)
     last_tokens = tl.load(text_ptr + before, mask=column < 0, other=0)
     packed = tl.load(chain_ptr + count + column, mask=is_chained, other=0)
     tokens = tl.where(is_chained, (packed % _MAX_TOKEN).to(tl.int32), last_tokens)
     probability = packed // _MAX_TOKEN
     classes = tl.where(is_chained, probability * _NUM_BINS // (_SCALE + 1), _FILLER).to(tl.int32)
+    return tokens, classes, probability, drafted
 
-    looked_up = tl.arange(0, LOOKED_UP)
+
+@triton.jit
+def _copy(tokens, classes, drafted, column, ngrams, K: tl.constexpr, LOOKED_UP: tl.constexpr):
+    """Look up the last tokens of a draft of `drafted` tokens, and copy what followed them in the table's texts.
+
+    ngrams: constants, memory, base and slots of the table, and the number of the request's group.
+    """
+    constants_ptr, memory_ptr, base, num_slots, group = ngrams
+    looked_up, key = tl.arange(0, LOOKED_UP), tl.arange(0, _MAX_NGRAM)
     is_looked_up = (looked_up < 2 * _NUM_NGRAMS) & (group != _NO_GROUP)
     factor_ptr = constants_ptr + looked_up % _NUM_NGRAMS
     number = tl.where(looked_up < _NUM_NGRAMS, group, _COMMON)
     slot_of_group = number * tl.load(factor_ptr)
     check_of_group = number * tl.load(factor_ptr + _NUM_NGRAMS)
-    key_ptr = factor_ptr[None, :] + (1 + tl.arange(0, _MAX_NGRAM)[:, None]) * (2 * _NUM_NGRAMS)
+    key_ptr = factor_ptr[None, :] + (1 + key[:, None]) * (2 * _NUM_NGRAMS)
     slot_factors, check_factors = tl.load(key_ptr), tl.load(key_ptr + _NUM_NGRAMS)
     priority_ptr = constants_ptr + (1 + _MAX_NGRAM) * 2 * _NUM_NGRAMS
     priority = tl.load(priority_ptr + looked_up, mask=is_looked_up, other=0)
-    tokens, classes, drafted = _copy(
-        tokens,
-        classes,
-        drafted,
-        column,
-        looked_up,
-        is_looked_up,
-        slot_of_group,
-        check_of_group,
-        slot_factors,
-        check_factors,
-        priority,
-        memory_ptr,
-        base,
-        num_slots,
-        K=K,
-        LOOKED_UP=LOOKED_UP,
-    )
-    if not ADAPTIVE:
-        end = tl.sum(tl.where(column == drafted - 1, tokens, 0), 0)
-        tl.store(drafts_ptr + request * K + column, tl.where(column < drafted, tokens, end), mask=is_column)
-    else:
-        is_drafted = is_column & (column < drafted)
-        classes = tl.where(is_drafted, classes, _FILLER)
-        confidence = _confidence(classes, probability, counts_ptr, prior_ptr)
-        if LONGEST > 0:
-            is_model = (column >= 0) & (column < num_model_tokens)
-            offset = tl.maximum(column, 0)
-            own = tl.load(model_tokens_ptr + request * model_tokens_stride + offset, mask=is_model, other=0)
-            agrees = tl.min(tl.where(is_model, (is_drafted & (own == tokens)).to(tl.int32), 1), 0)
-            # If the other draft begins with the model's tokens, its rest extends them; otherwise a look-up does.
-            model_tokens = tl.where(is_model, own.to(tl.int32), tokens)
-            model_classes = tl.where(is_model, _MODEL + column, classes).to(tl.int32)
-            model_tokens, model_classes, model_drafted = _copy(
-                model_tokens,
-                model_classes,
-                tl.where(agrees > 0, drafted, num_model_tokens),
-                column,
-                looked_up,
-                is_looked_up,
-                slot_of_group,
-                check_of_group,
-                slot_factors,
-                check_factors,
-                priority,
-                memory_ptr,
-                base,
-                num_slots,
-                K=K,
-                LOOKED_UP=LOOKED_UP,
-            )
-            model_classes = tl.where(is_column & (column < model_drafted), model_classes, _FILLER)
-            model_confidence = _confidence(model_classes, probability, counts_ptr, prior_ptr)
-            if ESTIMATED:
-                estimated = model_confidences_ptr + request * model_confidences_stride + offset
-                model_confidence = tl.where(is_model, tl.load(estimated, mask=is_model, other=0.0), model_confidence)
-            is_planned = is_column & (column < num_planned)
-            expected = _expected(confidence, is_planned)
-            expected_of_model = _expected(model_confidence, is_planned)
-            is_better = expected_of_model > expected
-            tl.store(num_of_model_ptr + state, tl.where(is_better, num_model_tokens, 0))
-            # What other numbers of passes would be worth: the first token alone, and later tokens by their position.
-            first = tl.sum(tl.where(column == 0, model_confidence, 0.0), 0)
-            is_longer = (column >= num_model_tokens) & (column < LONGEST)
-            later = _confidence(tl.where(is_longer, _MODEL + column, _FILLER).to(tl.int32), 0, counts_ptr, prior_ptr)
-            full = tl.where(is_longer, later, tl.where(column < num_model_tokens, model_confidence, 0.0))
-            expected_one = tl.where(num_model_tokens == 1, expected_of_model, first)
-            expected_full = tl.where(num_model_tokens == LONGEST, expected_of_model, _expected(full, is_planned))
-            tl.store(worth_ptr + 2 * state, tl.maximum(expected, expected_one))
-            tl.store(worth_ptr + 2 * state + 1, tl.maximum(expected, expected_full))
-            tokens = tl.where(is_better, model_tokens, tokens)
-            classes = tl.where(is_better, model_classes, classes)
-            confidence = tl.where(is_better, model_confidence, confidence)
-            drafted = tl.where(is_better, model_drafted, drafted)
-        end = tl.sum(tl.where(column == drafted - 1, tokens, 0), 0)
-        tl.store(drafts_ptr + request * K + column, tl.where(column < drafted, tokens, end), mask=is_column)
-        tl.store(classes_ptr + state * K + column, classes, mask=is_column)
-        tl.store(confidences_ptr + request * K + column, confidence, mask=is_column)
-
-
-@triton.jit
-def _copy(
-    tokens,
-    classes,
-    drafted,
-    column,
-    looked_up,
-    is_looked_up,
-    slot_of_group,
-    check_of_group,
-    slot_factors,
-    check_factors,
-    priority,
-    memory_ptr,
-    base,
-    num_slots,
-    K: tl.constexpr,
-    LOOKED_UP: tl.constexpr,
-):
-    """Look up the last tokens of a draft of `drafted` tokens, and copy what followed them in the table's texts."""
-    key = tl.arange(0, _MAX_NGRAM)
     is_column = (column >= 0) & (column < K)
     for _ in range(_LOOK_UPS):
         is_last = column[None, :] + _MAX_NGRAM == key[:, None] + drafted
@@ -377,10 +322,79 @@ def _copy(
 
 
 @triton.jit
-def _confidence(classes, probability, counts_ptr, prior_ptr):
+def _choose(
+    draft,
+    model,
+    choice,
+    probability,
+    column,
+    ngrams,
+    rates_ptr,
+    LONGEST: tl.constexpr,
+    ESTIMATED: tl.constexpr,
+    K: tl.constexpr,
+    LOOKED_UP: tl.constexpr,
+):
+    """The better of two drafts: `draft`, and the model drafter's, extended from the table.
+
+    draft: tokens, classes, confidences and length, as what is returned.
+    model: tokens and confidences of the model drafter, and their number.
+    choice: where num_of_model and worth are written; the number of draft tokens that count.
+    """
+    tokens, classes, confidence, drafted = draft
+    model_tokens_ptr, model_confidences_ptr, num_model_tokens = model
+    num_of_model_ptr, worth_ptr, num_planned = choice
+    is_column, offset = (column >= 0) & (column < K), tl.maximum(column, 0)
+    is_model = (column >= 0) & (column < num_model_tokens)
+    own = tl.load(model_tokens_ptr + offset, mask=is_model, other=0)
+    agrees = tl.min(tl.where(is_model, ((column < drafted) & (own == tokens)).to(tl.int32), 1), 0)
+    # If the other draft begins with the model's tokens, its rest extends them; otherwise a look-up does.
+    model_tokens = tl.where(is_model, own.to(tl.int32), tokens)
+    model_classes = tl.where(is_model, _MODEL + column, classes).to(tl.int32)
+    model_drafted = tl.where(agrees > 0, drafted, num_model_tokens)
+    model_tokens, model_classes, model_drafted = _copy(
+        model_tokens, model_classes, model_drafted, column, ngrams, K, LOOKED_UP
+    )
+    model_classes = tl.where(is_column & (column < model_drafted), model_classes, _FILLER)
+    model_confidence = _confidence(model_classes, probability, rates_ptr)
+    if ESTIMATED:
+        estimated = tl.load(model_confidences_ptr + offset, mask=is_model, other=0.0)
+        model_confidence = tl.where(is_model, estimated, model_confidence)
+    is_planned = is_column & (column < num_planned)
+    expected, expected_of_model = _expected(confidence, is_planned), _expected(model_confidence, is_planned)
+    is_better = expected_of_model > expected
+    tl.store(num_of_model_ptr, tl.where(is_better, num_model_tokens, 0))
+    one, full = _expected_of_passes(
+        model_confidence, expected_of_model, column, is_planned, rates_ptr, num_model_tokens, LONGEST
+    )
+    tl.store(worth_ptr, tl.maximum(expected, one))
+    tl.store(worth_ptr + 1, tl.maximum(expected, full))
+    tokens = tl.where(is_better, model_tokens, tokens)
+    classes = tl.where(is_better, model_classes, classes)
+    confidence = tl.where(is_better, model_confidence, confidence)
+    return tokens, classes, confidence, tl.where(is_better, model_drafted, drafted)
+
+
+@triton.jit
+def _expected_of_passes(confidence, expected, column, is_planned, rates_ptr, num_tokens, LONGEST: tl.constexpr):
+    """The expected numbers of accepted tokens if the model drafter runs one pass, and if it runs all.
+
+    confidence, expected, num_tokens: those of its latest draft. From other passes the first token counts alone, and
+    later tokens by their position.
+    """
+    first = tl.sum(tl.where(column == 0, confidence, 0.0), 0)
+    is_longer = (column >= num_tokens) & (column < LONGEST)
+    later = _confidence(tl.where(is_longer, _MODEL + column, _FILLER).to(tl.int32), 0, rates_ptr)
+    full = tl.where(is_longer, later, tl.where(column < num_tokens, confidence, 0.0))
+    one = tl.where(num_tokens == 1, expected, first)
+    return one, tl.where(num_tokens == LONGEST, expected, _expected(full, is_planned))
+
+
+@triton.jit
+def _confidence(classes, probability, rates_ptr):
     """The probability that a token of each class is accepted. probability: of a chain's tokens, times _SCALE."""
-    prior = tl.load(prior_ptr + classes)
-    verified, accepted = tl.load(counts_ptr + classes), tl.load(counts_ptr + _NUM_CLASSES + classes)
+    verified, accepted = tl.load(rates_ptr + classes), tl.load(rates_ptr + _NUM_CLASSES + classes)
+    prior = tl.load(rates_ptr + 2 * _NUM_CLASSES + classes)
     rate = (accepted + _PRIOR_SAMPLES * prior) / (verified + _PRIOR_SAMPLES)
     # A chain's probability is finer than its bin: scale it by the bin's acceptance rate over its prior.
     fine = rate * (probability * (1.0 / _SCALE)) / tl.maximum(prior, 1e-6)

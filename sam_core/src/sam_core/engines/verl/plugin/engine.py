@@ -21,7 +21,7 @@ def install(module: ModuleType) -> None:
     """Rebind names in verl.workers.rollout.vllm_rollout.vllm_async_server."""
     server, client = module.vLLMHttpServer, module.AsyncLLM
 
-    class Engine(client):  # type: ignore[misc, valid-type]
+    class CountingLLM(client):  # type: ignore[misc, valid-type]
         """vLLM's AsyncLLM that counts its steps if it has method sam, or is compared with an engine that has."""
 
         @classmethod
@@ -40,7 +40,7 @@ def install(module: ModuleType) -> None:
         step_log = self.engine.sam_step_log
         return step_log and await engine_stats(self.engine, step_log, write)
 
-    module.AsyncLLM = Engine  # type: ignore[attr-defined]
+    module.AsyncLLM = CountingLLM  # type: ignore[attr-defined]
     server.spec_stats = spec_stats
     rebind(server, "_preprocess_engine_kwargs", _preprocess_engine_kwargs)
 

@@ -85,31 +85,6 @@ def parse_info(text):
     return found.group(1), dies
 
 
-def parse_map(text):
-    """`npu-smi info -m`: [{npu, chip, logic, phy}] by the names of the columns; Mcu rows are skipped."""
-    names = {"npu": "NPU ID", "chip": "Chip ID", "logic": "Chip Logic ID", "phy": "Chip Phy-ID"}
-    columns, rows = None, []
-    for line in text.splitlines():
-        if columns is None:
-            if all(name in line for name in names.values()):
-                header = re.findall(r"[A-Z]\w*(?: (?:Logic |Phy-)?ID| Phy-ID| Name)?", line)
-                columns = {key: header.index(name) for key, name in names.items() if name in header}
-                if len(columns) < len(names):
-                    raise Unreadable("`npu-smi info -m` has a heading that is not understood")
-            continue
-        cells = line.split()
-        if len(cells) <= max(columns.values()):
-            continue
-        values = {key: cells[column] for key, column in columns.items()}
-        if all(re.fullmatch(r"\d{1,9}", value) for value in values.values()):
-            rows.append({key: int(value) for key, value in values.items()})
-    if columns is None:
-        raise Unreadable("`npu-smi info -m` printed no table with " + ", ".join(names.values()))
-    if not rows:
-        raise Unreadable("`npu-smi info -m` listed no chip")
-    return rows
-
-
 def parse_spod(text):
     """`npu-smi info -t spod-info -i N -c C`: {sdid, super_pod_size, super_pod_id, server_index}."""
     fields = _fields(text)

@@ -11,7 +11,6 @@ options:
   paths: {description: Folders whose file system's free space is asked for, type: list, elements: path, default: []}
   peers: {description: Addresses of hosts to reach, type: list, elements: str, default: []}
   ports: {description: Ports at which each of them is tried, type: list, elements: int, default: []}
-  timeout: {description: Bound of a connection in seconds, type: int, default: 5}
 """
 RETURN = r"""
 free_gb: {description: Free GB by path, type: dict, returned: always}
@@ -110,15 +109,13 @@ def main():
             "paths": {"type": "list", "elements": "path", "default": []},
             "peers": {"type": "list", "elements": "str", "default": []},
             "ports": {"type": "list", "elements": "int", "default": []},
-            "timeout": {"type": "int", "default": 5},
         },
         supports_check_mode=True,
     )
-    timeout = module.params["timeout"]
 
     def ask(target):
         address, port = target
-        return target, reachable(address, port, timeout)
+        return target, reachable(address, port, timeout=5)
 
     lost: dict[tuple[str, str], list[int]] = {}
     targets = [(address, port) for address in module.params["peers"] for port in module.params["ports"]]

@@ -47,7 +47,6 @@ from ansible_collections.sam_rl.ascend.plugins.module_utils.npu import (
     parse_hccn_conf,
     parse_info,
     parse_ip,
-    parse_map,
     parse_ping,
     parse_spod,
     parse_status,
@@ -157,13 +156,11 @@ def read_host(module, smi, hccn, pool):
         return result
     try:
         result["version"], dies = parse_info(smi("info"))
-        logic = {row["phy"]: row["logic"] for row in parse_map(smi("info", "-m"))}
     except Unreadable as reason:
         result["errors"].append(problem("npu_smi_unreadable", f"{reason}; {SMI_HINT}"))
         return result
     dies.sort(key=lambda die: die["phy"])
     for die in dies:
-        die["logic"] = logic.get(die["phy"])
         if die["health"].upper() != "OK":
             words = ("info", "-t", "health", "-i", str(die["npu"]), "-c", str(die["chip"]))
             with contextlib.suppress(Unreadable):

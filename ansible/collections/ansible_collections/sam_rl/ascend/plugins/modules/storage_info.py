@@ -12,7 +12,6 @@ options:
   counted: {description: Folder whose size is asked for; it need not be there, type: path, required: true}
   seconds: {description: Time to write, type: float, required: true}
   gb: {description: GB that the files take up at most, type: float, required: true}
-  writers: {description: Files that are written at a time, type: int, default: 8}
 """
 RETURN = r"""
 written_gb: {description: GB that were written, type: float, returned: always}
@@ -32,6 +31,8 @@ from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import ex
 
 BLOCK = os.urandom(16 << 20)
 """Storage that compresses or finds what it has already must write it all the same."""
+WRITERS = 8
+"""Files that are written at a time."""
 
 
 def write(folder, size, deadline):
@@ -55,21 +56,18 @@ def main():
             "counted": {"type": "path", "required": True},
             "seconds": {"type": "float", "required": True},
             "gb": {"type": "float", "required": True},
-            "writers": {"type": "int", "default": 8},
         }
     )
     given = module.params
     folder = existing(given["folder"])
-    free, files = (
-        free_gb(folder),
-        (os.path.join(top, name) for top, _, names in os.walk(given["counted"]) for name in names),
-    )
+    free = free_gb(folder)
+    files = (os.path.join(top, name) for top, _, names in os.walk(given["counted"]) for name in names)
     counted = sum(os.lstat(file).st_size for file in files) / 1e9
     begin, written, error = time.monotonic(), 0, ""
-    words = folder, given["gb"] * 1e9 / given["writers"], begin + given["seconds"]
-    with concurrent.futures.ThreadPoolExecutor(given["writers"]) as pool:
+    words = folder, given["gb"] * 1e9 / WRITERS, begin + given["seconds"]
+    with concurrent.futures.ThreadPoolExecutor(WRITERS) as pool:
         try:
-            written = sum(future.result() for future in [pool.submit(write, *words) for _ in range(given["writers"])])
+            written = sum(future.result() for future in [pool.submit(write, *words) for _ in range(WRITERS)])
         except OSError as problem:
             error = problem.strerror or "no reason given"
     module.exit_json(

@@ -16,7 +16,6 @@ options:
   archives: {description: Archives of this module to combine unchanged, type: list, elements: path, default: []}
   commands: {description: "Commands by the name of their output", type: dict, default: {}}
   limit_mb: {description: MB at the end of each file or output that are taken, type: int, default: 20}
-  timeout: {description: Bound of one command in seconds, type: int, default: 60}
   secrets: {description: Secret variables and their values, type: dict, default: {}}
 """
 RETURN = r"""
@@ -54,10 +53,10 @@ def newest(patterns, limit, total):
         yield path
 
 
-def output(command, timeout, limit):
+def output(command, limit):
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{' '.join(command)}: {error}\n".encode()
@@ -75,7 +74,6 @@ def main():
             "archives": {"type": "list", "elements": "path", "default": []},
             "commands": {"type": "dict", "default": {}},
             "limit_mb": {"type": "int", "default": 20},
-            "timeout": {"type": "int", "default": 60},
             "secrets": {"type": "dict", "default": {}, "no_log": True},
         },
         supports_check_mode=True,
@@ -98,7 +96,7 @@ def main():
                 names.append(name)
 
             for name, command in sorted(params["commands"].items()):
-                add(name, mask(output(command, params["timeout"], limit), params["secrets"]))
+                add(name, mask(output(command, limit), params["secrets"]))
             paths = [path for pattern in params["files"] for path in sorted(glob.glob(pattern)) if os.path.isfile(path)]
             for patterns in params["newest"]:
                 paths += newest(patterns, limit, params["newest_mb"] << 20)
