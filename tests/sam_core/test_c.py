@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C sources compile without a warning; the C programs and the seeds of the fuzz targets run, also under sanitizers
-and on aarch64, where drafts are equal bit by bit.
+"""The C sources compile without a warning; the C programs, the seeds of the fuzz targets and the module in its Python
+tests run under sanitizers; on aarch64 drafts are equal bit by bit.
 
 A long run of a fuzz target: build it as `test_fuzzing` does, then `fuzz_pool -max_len=1024 -len_control=0 FOLDER
 SEEDS`, in a folder of its own.
@@ -10,11 +10,14 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
 
 import pytest
+
+import sam_core
 
 HERE = Path(__file__).parent
 # Around the tests in an unpacked source archive, next to their folder in the repository.
@@ -30,10 +33,8 @@ POOL = sorted(path.name for path in CSRC.glob("*.c") if path.name not in OTHERS)
 # The C programs and fuzz targets with their sources. The targets include the files of FILES.
 PROGRAMS = {
     "test_pool": ["test_pool.c", *POOL, *FILES],
-    "test_threads": ["test_threads.c", *POOL, *FILES],
+    "test_saving": ["test_saving.c", *POOL, *FILES],
     "test_index": ["test_index.c", "memory.c", *AUTOMATON],
-    "test_budget": ["test_budget.c", "budget.c", "cost.c"],
-    "test_table": ["test_table.c", "table.c"],
 }
 TARGETS = {target: [f"fuzz/{target}.c", *POOL] for target in ("fuzz_pool", "fuzz_files")}
 SEEDS = {target: sorted((HERE / "fuzz" / "seeds" / target).iterdir()) for target in TARGETS}
@@ -41,7 +42,11 @@ OBJECTS = tempfile.TemporaryDirectory(prefix="sam_core-objects-")
 # Leaks are found by the tests' own allocator: LeakSanitizer does not run everywhere.
 ENVIRONMENT = os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 RELEASE = ["-O3", "-ffp-contract=off", "-fvisibility=hidden"]  # as in setup.py
-SHORT_OR_FULL = [pytest.param(["short"], id="short"), pytest.param([], id="full", marks=pytest.mark.slow)]
+LIMITED = "-DPy_LIMITED_API=0x030B0000"  # as in setup.py: what is not in that API is not declared
+INCLUDE = ["-isystem", sysconfig.get_paths()["include"]]
+# So small that few tokens and rows take all paths.
+SMALL = ["-DSAM_TABLE=32u", "-DSAM_LARGE=((size_t)1<<14)"]
+SMALL += [f"-DTHREADS_{name}=2u" for name in ("FED", "DRAFTED", "ROWS")]
 
 
 @functools.cache
@@ -62,7 +67,7 @@ def build(program: Path, sources: list[str], *options: str, compiler: str = CC) 
 
 def run(*command: str | Path, **options) -> str:
     """Runs a program, which must succeed. Returns what it printed."""
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, **options)
+    done = subprocess.run(command, capture_output=True, text=True, **{"env": ENVIRONMENT} | options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -101,10 +106,26 @@ def aarch64():
 
 
 def test_the_module_compiles_without_warnings(tmp_path):
-    limited = "-DPy_LIMITED_API=0x030B0000"  # as in setup.py: what is not in that API is not declared
-    include = sysconfig.get_paths()["include"]
     for name in MODULE:
-        run(CC, *WARNINGS, "-O3", limited, "-isystem", include, "-c", CSRC / name, "-o", tmp_path / "out.o")
+        run(CC, *WARNINGS, "-O3", LIMITED, *INCLUDE, "-c", CSRC / name, "-o", tmp_path / "out.o")
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    """Environment variables with which Python imports a module under sanitizers."""
+    folder = tmp_path_factory.mktemp("checked")
+    need_sanitizers(folder)
+    package = folder / "sam_core"
+    shutil.copytree(sam_core.__path__[0], package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    flags = ["-std=c11", "-pthread", "-shared", "-fPIC", "-ffp-contract=off", *SANITIZE, *SMALL, LIMITED, *INCLUDE]
+    run(CC, *flags, *sorted(CSRC.glob("*.c")), "-o", package / "_sam.abi3.so")
+    library = run(CC, "-print-file-name=libasan.so").strip()
+    return ENVIRONMENT | {"LD_PRELOAD": library, "PYTHONPATH": str(folder), "PYTHONMALLOC": "malloc"}
+
+
+@pytest.mark.parametrize("name", ["bad_input", "budget", pytest.param("twin", marks=pytest.mark.slow)])
+def test_the_module_under_sanitizers(name, checked):
+    run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / f"test_{name}.py", env=checked)
 
 
 @pytest.mark.slow
@@ -113,19 +134,19 @@ def test_programs(program, tmp_path):
     run(build(tmp_path / program, PROGRAMS[program], *RELEASE), cwd=tmp_path)
 
 
-@pytest.mark.parametrize("length", SHORT_OR_FULL)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_under_sanitizers(program, length, tmp_path):
+def test_programs_under_sanitizers(program, tmp_path):
     need_sanitizers(tmp_path)
-    run(build(tmp_path / program, PROGRAMS[program], *SANITIZE), *length, cwd=tmp_path)
+    run(build(tmp_path / program, PROGRAMS[program], *SANITIZE), cwd=tmp_path)
 
 
-@pytest.mark.parametrize("length", SHORT_OR_FULL)
-def test_no_data_races(length, tmp_path):
+def test_no_data_races(tmp_path):
+    """While a pool is saved, and among the threads of a step."""
     need_sanitizers(tmp_path, sanitize="thread")
-    program = build(tmp_path / "threads", PROGRAMS["test_threads"], "-O1", "-g", "-fsanitize=thread")
     fixed = [shutil.which("setarch"), "-R"] if shutil.which("setarch") else []  # ThreadSanitizer needs its addresses
-    run(*fixed, program, *length, cwd=tmp_path)
+    sources = {"saving": PROGRAMS["test_saving"], "steps": [*TARGETS["fuzz_pool"], "fuzz/replay.c"]}
+    for name, words in (("saving", []), ("steps", SEEDS["fuzz_pool"])):
+        run(*fixed, build(tmp_path / name, sources[name], "-O1", "-g", "-fsanitize=thread"), *words, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -151,7 +172,7 @@ def test_fuzzing(target, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_on_aarch64(program, aarch64, tmp_path):
-    run(*aarch64(tmp_path / program, PROGRAMS[program]), "short", cwd=tmp_path)
+    run(*aarch64(tmp_path / program, PROGRAMS[program]), cwd=tmp_path)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -6,6 +6,7 @@
 #include "target.h"
 
 #include "group.h"
+#include "model.h"
 
 enum {
     REQUEST = 1 << RULE_REQUEST,
@@ -290,6 +291,15 @@ static void operate(state *s, input *in) {
         check_pool(&s->p);
 }
 
+// The largest weights that a model can come to. What it learns from there must be a model that may be loaded.
+static void set_extreme_weights(rule_model *m) {
+    size_t bytes;
+    model_learned *learned = rule_model_learned(m, &bytes);
+    for (uint32_t set = 0; set < MODEL_SETS; set++)
+        for (uint32_t i = 0; i < MODEL_INPUTS; i++)
+            learned->weights[set][i] = draw(2) ? MODEL_MAX_WEIGHT : -MODEL_MAX_WEIGHT;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const float thresholds[] = {0, 0, 0.01f, 0.5f};
     static state s;
@@ -316,6 +326,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         s.p.threads.many_rows = 1;
     if (limit & 512)
         s.p.threads.count = 3;
+    random_state = 1;
+    if (limit & 1024)
+        set_extreme_weights(s.p.model);
     for (uint32_t i = 0; in.left && i < MAX_OPERATIONS; i++)
         operate(&s, &in);
     write_listed(&s);
