@@ -15,13 +15,13 @@ static size_t learned_bytes;
 int LLVMFuzzerInitialize(int *count, char ***arguments) {
     (void)count;
     (void)arguments;
-    rule_model *model = malloc(rule_model_bytes());
-    CHECK(model);
-    rule_model_init(model, RULE_BLEND);
-    const void *prior = rule_model_learned(model, &learned_bytes);
+    rule_model *fresh = malloc(rule_model_bytes());
+    CHECK(fresh);
+    rule_model_init(fresh, RULE_BLEND);
+    const void *prior = rule_model_learned(fresh, &learned_bytes);
     CHECK(learned_bytes <= sizeof learned);
     memcpy(learned, prior, learned_bytes);
-    free(model);
+    free(fresh);
     atexit(print_hash);
     return 0;
 }

@@ -6,7 +6,6 @@
 #include "target.h"
 
 #include "group.h"
-#include "model.h"
 
 enum {
     REQUEST = 1 << RULE_REQUEST,

@@ -37,6 +37,7 @@ static void *block_mmap(size_t bytes, int descriptor) {
 #undef fsync
 
 #include "check.h"
+#include "model.h"
 #include "save_pool.h"
 #include "small_corpus.h"
 #include "validate.h"
