@@ -3,7 +3,7 @@
 tests run under sanitizers; on aarch64 drafts are equal bit by bit.
 
 A long run of a fuzz target: build it as `test_fuzzing` does, then `fuzz_pool -max_len=1024 -len_control=0 FOLDER
-SEEDS`, in a folder of its own.
+SEEDS`, in a folder of its own with the corpus of `folder`.
 """
 
 import functools
@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from sam_core.corpus import build_corpus
 
 import sam_core
 
@@ -148,33 +149,41 @@ def test_programs_under_sanitizers(program, tmp_path):
     run(build(tmp_path / program, PROGRAMS[program], *SANITIZE), cwd=tmp_path)
 
 
-def test_no_data_races(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
+    """With the corpus that the fuzz targets read."""
+    texts = [[at * at // 7 % 6 for at in range(first, first + 49)] for first in range(0, 300, 50)]
+    build_corpus(texts, tmp_path / "corpus")
+    return tmp_path
+
+
+def test_no_data_races(folder):
     """While a pool is saved, and among the threads of a step."""
-    need_sanitizers(tmp_path, sanitize="thread")
+    need_sanitizers(folder, sanitize="thread")
     fixed = [shutil.which("setarch"), "-R"] if shutil.which("setarch") else []  # ThreadSanitizer needs its addresses
     sources = {"saving": PROGRAMS["test_saving"], "steps": [*TARGETS["fuzz_pool"], "fuzz/replay.c"]}
     for name, words in (("saving", []), ("steps", SEEDS["fuzz_pool"])):
-        run(*fixed, build(tmp_path / name, sources[name], "-O1", "-g", "-fsanitize=thread"), *words, cwd=tmp_path)
+        run(*fixed, build(folder / name, sources[name], "-O1", "-g", "-fsanitize=thread"), *words, cwd=folder)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_seeds(target, tmp_path):
-    need_sanitizers(tmp_path)
+def test_seeds(target, folder):
+    need_sanitizers(folder)
     assert len(SEEDS[target]) > 20
-    run(build(tmp_path / target, [*TARGETS[target], "fuzz/replay.c"], *SANITIZE), *SEEDS[target], cwd=tmp_path)
+    run(build(folder / target, [*TARGETS[target], "fuzz/replay.c"], *SANITIZE), *SEEDS[target], cwd=folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_fuzzing(target, tmp_path):
+def test_fuzzing(target, folder):
     clang = need_program("clang", "clang")
     sanitize = "fuzzer,address,undefined"
-    need_sanitizers(tmp_path, clang, sanitize)
+    need_sanitizers(folder, clang, sanitize)
     flags = ["-O1", "-g", f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-sanitize-coverage=trace-cmp"]
-    program = build(tmp_path / target, TARGETS[target], *flags, compiler=clang)
-    (tmp_path / "found").mkdir()
+    program = build(folder / target, TARGETS[target], *flags, compiler=clang)
+    (folder / "found").mkdir()
     limits = ["-max_total_time=3", "-max_len=1024", "-len_control=0", "-seed=1"]  # seconds, bytes
-    run(program, *limits, tmp_path / "found", HERE / "fuzz" / "seeds" / target, cwd=tmp_path)
+    run(program, *limits, folder / "found", HERE / "fuzz" / "seeds" / target, cwd=folder)
 
 
 @pytest.mark.slow
@@ -184,9 +193,9 @@ def test_programs_on_aarch64(program, aarch64, tmp_path):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_drafts_and_files_are_the_same_on_aarch64(target, aarch64, tmp_path):
-    need_sanitizers(tmp_path)
+def test_drafts_and_files_are_the_same_on_aarch64(target, aarch64, folder):
+    need_sanitizers(folder)
     sources = [*TARGETS[target], "fuzz/replay.c"]
-    there = run(*aarch64(tmp_path / "there", sources), *SEEDS[target], cwd=tmp_path)
-    here = run(build(tmp_path / "here", sources, *SANITIZE), *SEEDS[target], cwd=tmp_path)  # as test_seeds builds it
+    there = run(*aarch64(folder / "there", sources), *SEEDS[target], cwd=folder)
+    here = run(build(folder / "here", sources, *SANITIZE), *SEEDS[target], cwd=folder)  # as test_seeds builds it
     assert here == there and len(here) == 17  # a hash of all that was drafted and saved

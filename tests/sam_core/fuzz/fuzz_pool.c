@@ -32,14 +32,6 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
     test_large = 1 << 12;
     test_table = 16;
     test_fed = test_drafted = 2;
-    int32_t stream[300];
-    for (uint32_t i = 0; i < 300; i++)
-        stream[i] = i % 50 == 49 ? CORPUS_END : (int32_t)(i * i / 7 % 6);
-    size_t bytes;
-    void *file = make_corpus(stream, 300, &bytes);
-    CHECK(file);
-    write_file("corpus", file, bytes);
-    free(file);
     atexit(print_hash);
     return 0;
 }
