@@ -12,6 +12,11 @@ static size_t filled;                  // bytes of the buffer
 static unsigned char learned[1 << 20]; // as a new pool has it
 static size_t learned_bytes;
 
+static void write_file(const char *name, const void *data, size_t bytes) {
+    int file = open(name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    CHECK(file >= 0 && write(file, data, bytes) == (ssize_t)bytes && close(file) == 0);
+}
+
 int LLVMFuzzerInitialize(int *count, char ***arguments) {
     (void)count;
     (void)arguments;

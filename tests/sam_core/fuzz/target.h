@@ -64,11 +64,6 @@ static uint32_t next_two(input *in) {
     return low | next_byte(in) << 8;
 }
 
-static void write_file(const char *name, const void *data, size_t bytes) {
-    int file = open(name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    CHECK(file >= 0 && write(file, data, bytes) == (ssize_t)bytes && close(file) == 0);
-}
-
 static void check_pool(pool *p) {
     const char *reason = NULL;
     if (!pool_validate(p, &reason)) {
