@@ -133,7 +133,7 @@ def checked(tmp_path_factory):
     ],
 )
 def test_the_module_under_sanitizers(name, tests, checked):
-    words = ["-q", "-p", "no:cacheprovider", HERE / f"test_{name}.py", "-k", tests]
+    words = ["-qs", "-p", "no:cacheprovider", HERE / f"test_{name}.py", "-k", tests]  # a report is not captured
     run(sys.executable, "-m", "pytest", *words, env=checked)
 
 
