@@ -2,7 +2,6 @@
 """Data preparation without Parquet: public schemas, bad rows and duplicates."""
 
 import pytest
-from sam_core.files import replacing
 
 from llm_rl.data import files, prepare, schemas
 from llm_rl.errors import UserError
@@ -86,18 +85,6 @@ def test_a_prompt_with_two_answers_is_bad(capsys):
     assert "line 3 has the prompt of line 1 with another answer: '3', not '2'" in capsys.readouterr().err
     made, counts = convert("dapo-math-17k", rows, skip_bad=True)
     assert made[0]["reward_model"]["ground_truth"] == "2" and counts["duplicates_removed"] == 1
-
-
-def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
-        temporary.write_text("ne")
-        raise KeyboardInterrupt
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-    with replacing(path) as temporary:
-        temporary.write_text("new")
-    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
 
 
 def test_lines_that_are_no_rows(tmp_path):

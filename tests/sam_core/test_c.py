@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C sources compile without a warning; the C programs and the seeds of the fuzz targets run, also under sanitizers
-and on aarch64, where drafts are equal bit by bit.
+"""The C sources compile without a warning; the C programs, the seeds of the fuzz targets and the module in its Python
+tests run under sanitizers; on aarch64 drafts are equal bit by bit.
 
 A long run of a fuzz target: build it as `test_fuzzing` does, then `fuzz_pool -max_len=1024 -len_control=0 FOLDER
-SEEDS`, in a folder of its own.
+SEEDS`, in a folder of its own with the corpus of `folder`.
 """
 
 import functools
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
 
 import pytest
+from sam_core.corpus import build_corpus
+
+import sam_core
 
 HERE = Path(__file__).parent
 # Around the tests in an unpacked source archive, next to their folder in the repository.
@@ -30,10 +34,8 @@ POOL = sorted(path.name for path in CSRC.glob("*.c") if path.name not in OTHERS)
 # The C programs and fuzz targets with their sources. The targets include the files of FILES.
 PROGRAMS = {
     "test_pool": ["test_pool.c", *POOL, *FILES],
-    "test_threads": ["test_threads.c", *POOL, *FILES],
+    "test_saving": ["test_saving.c", *POOL, *FILES],
     "test_index": ["test_index.c", "memory.c", *AUTOMATON],
-    "test_budget": ["test_budget.c", "budget.c", "cost.c"],
-    "test_table": ["test_table.c", "table.c"],
 }
 TARGETS = {target: [f"fuzz/{target}.c", *POOL] for target in ("fuzz_pool", "fuzz_files")}
 SEEDS = {target: sorted((HERE / "fuzz" / "seeds" / target).iterdir()) for target in TARGETS}
@@ -41,7 +43,11 @@ OBJECTS = tempfile.TemporaryDirectory(prefix="sam_core-objects-")
 # Leaks are found by the tests' own allocator: LeakSanitizer does not run everywhere.
 ENVIRONMENT = os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 RELEASE = ["-O3", "-ffp-contract=off", "-fvisibility=hidden"]  # as in setup.py
-SHORT_OR_FULL = [pytest.param(["short"], id="short"), pytest.param([], id="full", marks=pytest.mark.slow)]
+LIMITED = "-DPy_LIMITED_API=0x030B0000"  # as in setup.py: what is not in that API is not declared
+INCLUDE = ["-isystem", sysconfig.get_paths()["include"]]
+# So small that few tokens and rows take all paths.
+SMALL = ["-DSAM_TABLE=32u", "-DSAM_LARGE=((size_t)1<<14)"]
+SMALL += [f"-DTHREADS_{name}=2u" for name in ("FED", "DRAFTED", "ROWS")]
 
 
 @functools.cache
@@ -62,7 +68,7 @@ def build(program: Path, sources: list[str], *options: str, compiler: str = CC) 
 
 def run(*command: str | Path, **options) -> str:
     """Runs a program, which must succeed. Returns what it printed."""
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, **options)
+    done = subprocess.run(command, capture_output=True, text=True, **{"env": ENVIRONMENT} | options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -101,10 +107,34 @@ def aarch64():
 
 
 def test_the_module_compiles_without_warnings(tmp_path):
-    limited = "-DPy_LIMITED_API=0x030B0000"  # as in setup.py: what is not in that API is not declared
-    include = sysconfig.get_paths()["include"]
     for name in MODULE:
-        run(CC, *WARNINGS, "-O3", limited, "-isystem", include, "-c", CSRC / name, "-o", tmp_path / "out.o")
+        run(CC, *WARNINGS, "-O3", LIMITED, *INCLUDE, "-c", CSRC / name, "-o", tmp_path / "out.o")
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    """Environment variables with which Python imports a module under sanitizers."""
+    folder = tmp_path_factory.mktemp("checked")
+    need_sanitizers(folder)
+    package = folder / "sam_core"
+    shutil.copytree(sam_core.__path__[0], package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    flags = ["-std=c11", "-pthread", "-shared", "-fPIC", "-ffp-contract=off", *SANITIZE, *SMALL, LIMITED, *INCLUDE]
+    run(CC, *flags, *sorted(CSRC.glob("*.c")), "-o", package / "_sam.abi3.so")
+    library = run(CC, "-print-file-name=libasan.so").strip()
+    return ENVIRONMENT | {"LD_PRELOAD": library, "PYTHONPATH": str(folder), "PYTHONMALLOC": "malloc"}
+
+
+@pytest.mark.parametrize(
+    ("name", "tests"),
+    [
+        ("bad_input", ""),
+        ("budget", "choice or turns or linear or promise or became"),
+        pytest.param("twin", "", marks=pytest.mark.slow),
+    ],
+)
+def test_the_module_under_sanitizers(name, tests, checked):
+    words = ["-qs", "-p", "no:cacheprovider", HERE / f"test_{name}.py", "-k", tests]  # a report is not captured
+    run(sys.executable, "-m", "pytest", *words, env=checked)
 
 
 @pytest.mark.slow
@@ -113,51 +143,59 @@ def test_programs(program, tmp_path):
     run(build(tmp_path / program, PROGRAMS[program], *RELEASE), cwd=tmp_path)
 
 
-@pytest.mark.parametrize("length", SHORT_OR_FULL)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_under_sanitizers(program, length, tmp_path):
+def test_programs_under_sanitizers(program, tmp_path):
     need_sanitizers(tmp_path)
-    run(build(tmp_path / program, PROGRAMS[program], *SANITIZE), *length, cwd=tmp_path)
+    run(build(tmp_path / program, PROGRAMS[program], *SANITIZE), cwd=tmp_path)
 
 
-@pytest.mark.parametrize("length", SHORT_OR_FULL)
-def test_no_data_races(length, tmp_path):
-    need_sanitizers(tmp_path, sanitize="thread")
-    program = build(tmp_path / "threads", PROGRAMS["test_threads"], "-O1", "-g", "-fsanitize=thread")
+@pytest.fixture
+def folder(tmp_path):
+    """With the corpus that the fuzz targets read."""
+    texts = [[at * at // 7 % 6 for at in range(first, first + 49)] for first in range(0, 300, 50)]
+    build_corpus(texts, tmp_path / "corpus")
+    return tmp_path
+
+
+def test_no_data_races(folder):
+    """While a pool is saved, and among the threads of a step."""
+    need_sanitizers(folder, sanitize="thread")
     fixed = [shutil.which("setarch"), "-R"] if shutil.which("setarch") else []  # ThreadSanitizer needs its addresses
-    run(*fixed, program, *length, cwd=tmp_path)
+    sources = {"saving": PROGRAMS["test_saving"], "steps": [*TARGETS["fuzz_pool"], "fuzz/replay.c"]}
+    for name, words in (("saving", []), ("steps", SEEDS["fuzz_pool"])):
+        run(*fixed, build(folder / name, sources[name], "-O1", "-g", "-fsanitize=thread"), *words, cwd=folder)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_seeds(target, tmp_path):
-    need_sanitizers(tmp_path)
+def test_seeds(target, folder):
+    need_sanitizers(folder)
     assert len(SEEDS[target]) > 20
-    run(build(tmp_path / target, [*TARGETS[target], "fuzz/replay.c"], *SANITIZE), *SEEDS[target], cwd=tmp_path)
+    run(build(folder / target, [*TARGETS[target], "fuzz/replay.c"], *SANITIZE), *SEEDS[target], cwd=folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_fuzzing(target, tmp_path):
+def test_fuzzing(target, folder):
     clang = need_program("clang", "clang")
     sanitize = "fuzzer,address,undefined"
-    need_sanitizers(tmp_path, clang, sanitize)
+    need_sanitizers(folder, clang, sanitize)
     flags = ["-O1", "-g", f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-sanitize-coverage=trace-cmp"]
-    program = build(tmp_path / target, TARGETS[target], *flags, compiler=clang)
-    (tmp_path / "found").mkdir()
+    program = build(folder / target, TARGETS[target], *flags, compiler=clang)
+    (folder / "found").mkdir()
     limits = ["-max_total_time=3", "-max_len=1024", "-len_control=0", "-seed=1"]  # seconds, bytes
-    run(program, *limits, tmp_path / "found", HERE / "fuzz" / "seeds" / target, cwd=tmp_path)
+    run(program, *limits, folder / "found", HERE / "fuzz" / "seeds" / target, cwd=folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_on_aarch64(program, aarch64, tmp_path):
-    run(*aarch64(tmp_path / program, PROGRAMS[program]), "short", cwd=tmp_path)
+    run(*aarch64(tmp_path / program, PROGRAMS[program]), cwd=tmp_path)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_drafts_and_files_are_the_same_on_aarch64(target, aarch64, tmp_path):
-    need_sanitizers(tmp_path)
+def test_drafts_and_files_are_the_same_on_aarch64(target, aarch64, folder):
+    need_sanitizers(folder)
     sources = [*TARGETS[target], "fuzz/replay.c"]
-    there = run(*aarch64(tmp_path / "there", sources), *SEEDS[target], cwd=tmp_path)
-    here = run(build(tmp_path / "here", sources, *SANITIZE), *SEEDS[target], cwd=tmp_path)  # as test_seeds builds it
+    there = run(*aarch64(folder / "there", sources), *SEEDS[target], cwd=folder)
+    here = run(build(folder / "here", sources, *SANITIZE), *SEEDS[target], cwd=folder)  # as test_seeds builds it
     assert here == there and len(here) == 17  # a hash of all that was drafted and saved

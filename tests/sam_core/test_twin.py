@@ -20,7 +20,7 @@ from twin.rules import MAX_DRAFT
 
 import sam_core
 
-SOURCES = [ALL, ALL, ("request", "group"), ("request",), ("group", "history"), ("request", "common")]
+SOURCES = [ALL, ALL, ("request", "group"), ("request",), ("group", "history"), ("request", "common"), ("common",)]
 PROMPTS = [(), (0,), (1, 1, 1), (0, 1, 0, 1, 2)]
 NAMES = [*PROMPTS, b"one", b""]
 # Keys of groups, and whether their slots are isolated.
@@ -188,7 +188,7 @@ def test_slot_numbers_wait_before_they_are_used_again():
 @pytest.mark.parametrize("rule", ["newest", "blend"])
 def test_texts_that_are_indexed_over_many_steps(rule, index_later):
     """Long prompts and a long history: each call indexes a part, in the same order."""
-    rng, both = random.Random(3), Both(rule=rule)
+    rng, both = random.Random(3), Both(rule == "blend", rule=rule)
     prompt = [rng.randrange(40) for _ in range(4000)]
     answers = [[rng.randrange(40) for _ in range(2500)] for _ in range(4)]
     for answer in answers:
@@ -203,9 +203,59 @@ def test_texts_that_are_indexed_over_many_steps(rule, index_later):
     assert found[1][1:] == [[], []] and all(found[-1])  # there is work for one prompt a step
 
 
-def test_early_steps_of_many_rows():
-    both = Both()
-    slots = [both.same("open", [number % 9, 2, 3, number % 9]) for number in range(256)]
-    found = [both.step([(slot, [token]) for slot in slots], 4, index_later=True) for token in (2, 3)]
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("rule", RULES)
+def test_repetitive_texts_older_than_what_was_indexed(rule, tree):
+    """Closed texts are indexed behind those of open slots, but count as older."""
+    rng, both = random.Random(1), Both(tree, rule=rule)
+    for turn in range(40):
+        texts = [[rng.randrange(40 if turn % 4 else 3) for _ in range(rng.randrange(25))] for _ in range(6)]
+        for text in texts[:4]:
+            slot = both.same("open", [9, turn])
+            both.same("append", slot, text)
+            both.same("close", slot)
+        slots = [both.same("open", [9, turn]) for _ in range(2)]
+        for at in range(12):
+            both.step([(slot, text[at * 2 : at * 2 + 2]) for slot, text in zip(slots, texts[4:], strict=True)], 8)
+        for slot in slots:
+            both.same("close", slot)
     both.compare()
-    assert not any(found[0]) and all(found[1])
+
+
+@pytest.mark.parametrize("little", [False, True], ids=["", "little_memory"])
+@pytest.mark.parametrize("rule", ["newest", "blend"])
+def test_large_steps_by_several_threads(rule, little):
+    """They give what the twin gives, row by row; with little memory, which the twin does not know, the same for any
+    number of threads."""
+    rng, pools, found = random.Random(1), [] if little else [twin.Pool(rule=rule)], 0
+    memory = sam_core.Pool(rule=rule).stats()["bytes_used"] + (1_000_000 if little else 1 << 30)
+    for threads in (1, 2, 6):  # with 6 each lesson has a helper
+        pools.append(sam_core.Pool(rule=rule, memory_bytes=memory))
+        pools[-1].num_threads = threads
+
+    def open_slot():
+        size = rng.choice([0] * 19 + [1500 if little else 300])
+        prompt = [100 + rng.randrange(100), 1, *(at * at % 11 + at % 50 for at in range(size))]
+        key = rng.choice(["by_prompt", "by_prompt", b"name", None])
+        (slot,) = {pool.open(prompt, key) for pool in pools}
+        return slot
+
+    slots = [open_slot() for _ in range(280)]
+    for turn in range(24 if little else 7):
+        chosen = rng.sample(slots, 280 if turn % 4 < 3 else 200)
+        rows = [(slot, [rng.randrange(7) for _ in range(rng.randrange(1 if turn == 5 else 6))]) for slot in chosen]
+        k = i32(*(4 * (rng.random() < (0.1 if turn % 5 == 4 else 0.95)) for _ in rows))
+        answers = [drafts(pool, rows, k, 4, turn % 3 == 0, turn % 2 > 0) for pool in pools]
+        assert all(answer == answers[0] for answer in answers)
+        found += sum(len(draft[0]) for draft in answers[0])
+        for at in rng.sample(range(280), rng.choice([0, 0, 40])):
+            keep = rng.random() > 0.3
+            for pool in pools:
+                pool.close(slots[at], keep)
+            slots[at] = open_slot()
+        for pool in pools if turn % 7 == 6 else []:
+            pool.catch_up()
+    stats = [pool.stats() for pool in pools]
+    assert all(each == stats[-1] for each in stats[-3:]) and stats[0].items() <= stats[-1].items()
+    assert all(pool._validate() is None for pool in pools[-3:]) and found > 1000
+    assert not little or stats[0]["exhausted"] + stats[0]["evicted_groups"] > 0

@@ -12,16 +12,21 @@ static size_t filled;                  // bytes of the buffer
 static unsigned char learned[1 << 20]; // as a new pool has it
 static size_t learned_bytes;
 
+static void write_file(const char *name, const void *data, size_t bytes) {
+    int file = open(name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    CHECK(file >= 0 && write(file, data, bytes) == (ssize_t)bytes && close(file) == 0);
+}
+
 int LLVMFuzzerInitialize(int *count, char ***arguments) {
     (void)count;
     (void)arguments;
-    rule_model *model = malloc(rule_model_bytes());
-    CHECK(model);
-    rule_model_init(model, RULE_BLEND);
-    const void *prior = rule_model_learned(model, &learned_bytes);
+    rule_model *fresh = malloc(rule_model_bytes());
+    CHECK(fresh);
+    rule_model_init(fresh, RULE_BLEND);
+    const void *prior = rule_model_learned(fresh, &learned_bytes);
     CHECK(learned_bytes <= sizeof learned);
     memcpy(learned, prior, learned_bytes);
-    free(model);
+    free(fresh);
     atexit(print_hash);
     return 0;
 }
@@ -211,26 +216,13 @@ static size_t make_corpus_file(input *in) {
     return header.bytes;
 }
 
-// A sound corpus of texts from the input, with a few units changed behind the header.
+// The sound corpus with a few units changed behind the header.
 static size_t make_damaged_corpus(input *in) {
-    int32_t stream[300];
-    uint32_t size = 2 + next_byte(in);
-    for (uint32_t i = 0; i < size; i++)
-        stream[i] = (int32_t)(next_byte(in) % 8) - 1;
-    for (uint32_t i = 0; i < size; i++) // no empty text
-        if (stream[i] == CORPUS_END && (!i || stream[i - 1] == CORPUS_END))
-            stream[i] = 0;
-    stream[size - 1] = CORPUS_END;
-    stream[size - 2] = stream[size - 2] == CORPUS_END ? 0 : stream[size - 2];
-    size_t bytes;
-    unsigned char *file = make_corpus(stream, size, &bytes);
-    CHECK(file && bytes <= LARGEST);
+    size_t bytes = read_file("corpus", buffer, LARGEST);
     for (uint32_t changes = next_byte(in) % 32; changes; changes--) {
         uint32_t place = next_two(in) * 4, value = next_unit(in);
-        memcpy(file + CORPUS_ALIGN + place % (bytes - CORPUS_ALIGN), &value, 4);
+        memcpy(buffer + CORPUS_ALIGN + place % (bytes - CORPUS_ALIGN), &value, 4);
     }
-    memcpy(buffer, file, bytes);
-    free(file);
     return bytes;
 }
 

@@ -32,14 +32,6 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
     test_large = 1 << 12;
     test_table = 16;
     test_fed = test_drafted = 2;
-    int32_t stream[300];
-    for (uint32_t i = 0; i < 300; i++)
-        stream[i] = i % 50 == 49 ? CORPUS_END : (int32_t)(i * i / 7 % 6);
-    size_t bytes;
-    void *file = make_corpus(stream, 300, &bytes);
-    CHECK(file);
-    write_file("corpus", file, bytes);
-    free(file);
     atexit(print_hash);
     return 0;
 }
@@ -290,6 +282,15 @@ static void operate(state *s, input *in) {
         check_pool(&s->p);
 }
 
+// The largest weights that a model can come to. What it learns from there must be a model that may be loaded.
+static void set_extreme_weights(rule_model *m) {
+    size_t bytes;
+    model_learned *learned = rule_model_learned(m, &bytes);
+    for (uint32_t set = 0; set < MODEL_SETS; set++)
+        for (uint32_t i = 0; i < MODEL_INPUTS; i++)
+            learned->weights[set][i] = draw(2) ? MODEL_MAX_WEIGHT : -MODEL_MAX_WEIGHT;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const float thresholds[] = {0, 0, 0.01f, 0.5f};
     static state s;
@@ -316,6 +317,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         s.p.threads.many_rows = 1;
     if (limit & 512)
         s.p.threads.count = 3;
+    random_state = 1;
+    if (limit & 1024)
+        set_extreme_weights(s.p.model);
     for (uint32_t i = 0; in.left && i < MAX_OPERATIONS; i++)
         operate(&s, &in);
     write_listed(&s);

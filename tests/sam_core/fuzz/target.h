@@ -3,7 +3,7 @@
 // What the fuzz targets share: LLVMFuzzerTestOneInput takes bytes for a list of operations and may do
 // anything but fail a check, touch memory that is not its own, or leak. Built by clang with -fsanitize=fuzzer
 // it is run by libFuzzer; built by any compiler with replay.c it runs the files that are named. Targets write
-// files to the working folder.
+// files to the working folder, which has a file `corpus` of tokens below 8.
 
 #ifndef TARGET_H
 #define TARGET_H
@@ -37,8 +37,8 @@ static void *block_mmap(size_t bytes, int descriptor) {
 #undef fsync
 
 #include "check.h"
+#include "model.h"
 #include "save_pool.h"
-#include "small_corpus.h"
 #include "validate.h"
 
 #define PLENTY ((size_t)1 << 30)
@@ -64,11 +64,6 @@ static uint32_t next_two(input *in) {
     return low | next_byte(in) << 8;
 }
 
-static void write_file(const char *name, const void *data, size_t bytes) {
-    int file = open(name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    CHECK(file >= 0 && write(file, data, bytes) == (ssize_t)bytes && close(file) == 0);
-}
-
 static void check_pool(pool *p) {
     const char *reason = NULL;
     if (!pool_validate(p, &reason)) {
@@ -88,13 +83,17 @@ static void add_to_hash(const void *data, size_t bytes) {
     hash = is_hashed ? hash_bytes(hash, data, bytes) : hash;
 }
 
-static uint64_t hash_of_file(const char *name) {
-    static unsigned char contents[1 << 21];
+static size_t read_file(const char *name, void *contents, size_t most) {
     int file = open(name, O_RDONLY);
     CHECK(file >= 0);
-    ssize_t bytes = read(file, contents, sizeof contents);
+    ssize_t bytes = read(file, contents, most);
     CHECK(bytes > 0 && close(file) == 0);
-    return hash_bytes(1, contents, (size_t)bytes);
+    return (size_t)bytes;
+}
+
+static uint64_t hash_of_file(const char *name) {
+    static unsigned char contents[1 << 21];
+    return hash_bytes(1, contents, read_file(name, contents, sizeof contents));
 }
 
 static void add_file_to_hash(const char *name) {
