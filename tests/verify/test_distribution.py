@@ -4,19 +4,16 @@
 The tests of joint laws count over 50,000 texts of three tokens of a small model; the seeds are fixed.
 """
 
-import collections
-
 import numpy as np
 import pytest
 import torch
 from batches import keys_of
 from distribution import chi_square_p_value
-from sam_core.proposer import SamProposer
 
 from sam_core import noise, verify
 
-TEXTS, PART, PADDED = 50_000, 10_000, 2_000
-K, PROMPT, LENGTH, V = 3, 6, 3, 6
+TEXTS, PART = 50_000, 10_000
+K, LENGTH, V = 2, 3, 6
 
 
 @pytest.fixture
@@ -53,18 +50,17 @@ def drafting(kind):
     return propose
 
 
-def generate(mode, propose, first, part, prompt=0):
-    """`part` texts of LENGTH tokens, of the requests from `first` on, each behind a random prompt and token V, which
-    the model never gives. Also drafts proposed and accepted.
+def generate(mode, propose, first, part):
+    """`part` texts of LENGTH tokens, of the requests from `first` on, each behind token V, which the model never gives.
+    Also drafts proposed and accepted.
 
     propose(rows, lengths): at most K drafts of each text.
     """
     torch.manual_seed(first)
     table, keys = torch.nn.functional.pad(model(), (0, 1)), keys_of(range(first, first + part))
-    rows, lengths = np.full((part, 64), V, np.int32), np.full(part, prompt + 1)
-    rows[:, :prompt] = torch.randint(0, V, (part, prompt)).numpy()
+    rows, lengths = np.full((part, 1 + LENGTH * (K + 1)), V, np.int32), np.full(part, 1)
     drafted = accepted = 0
-    while lengths.min() < prompt + 1 + LENGTH:
+    while lengths.min() <= LENGTH:
         proposed = propose(rows, lengths)
         counts = torch.tensor([len(draft) for draft in proposed])
         drafts = torch.tensor([draft + [0] * (K - len(draft)) for draft in proposed])
@@ -88,7 +84,7 @@ def generate(mode, propose, first, part, prompt=0):
         lengths += got
         drafted += counts.sum().item()
         accepted += (got - 1).sum().item()
-    return torch.from_numpy(rows[:, prompt + 1 : prompt + 1 + LENGTH]).long(), drafted, accepted
+    return torch.from_numpy(rows[:, 1 : 1 + LENGTH]).long(), drafted, accepted
 
 
 def p_value(counts, expected):
@@ -112,48 +108,6 @@ def test_joint_law_of_texts(mode, kind, small_blocks):
     assert sum(accepted) > {"best": 10_000, "worst": 500, "fixed": 2_500}[kind]
 
 
-def proposer_of(mode, is_uniform=True):
-    """The real proposer, and what it proposes for PADDED texts, each from its own prompt: padding for the most part."""
-    sam = {"threshold": PADDED, "sources": ["request"], "rule": "newest", "verify": mode}
-    proposer = SamProposer(K, sam, max_model_len=64)
-    if is_uniform:
-        proposer.make_uniform()
-    names, prompts, decoding = [str(i) for i in range(PADDED)], [PROMPT + 1] * PADDED, [True] * PADDED
-    return proposer, lambda rows, lengths: proposer.propose(names, rows, lengths, prompts, decoding, PADDED)
-
-
-@pytest.mark.parametrize("mode", ["rejection", "seeded"])
-def test_padded_drafts_keep_the_joint_law(mode, small_blocks):
-    """20,000 texts of 2,000 requests at a time."""
-    texts, counted = [], collections.Counter()
-    for first in range(0, 10 * PADDED, PADDED):
-        proposer, propose = proposer_of(mode)
-        texts.append(generate(mode, propose, first, PADDED, PROMPT)[0])
-        counted.update(proposer.stats())
-    assert joint_p_value(torch.cat(texts)) > 1e-3
-    assert counted["padding"] > 20_000 and counted["padding_accepted"] > 1_000 and counted["proposed"] > 10_000
-
-
-def test_seeded_texts_are_the_same_padded_ragged_and_without_drafts(small_blocks):
-    (padded, propose), (ragged, propose_ragged) = (proposer_of("seeded", is_uniform) for is_uniform in (True, False))
-    ways = propose, propose_ragged, lambda rows, lengths: [[]] * len(rows)
-    texts = [generate("seeded", way, 7, PADDED, PROMPT)[0] for way in ways]
-    assert padded.stats()["padding_accepted"] > 0 == ragged.stats()["padding"] < ragged.stats()["proposed"]
-    assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
-
-
-def test_seeded_sample_over_many_blocks():
-    """One distribution over 1,000 tokens of 8 blocks, some tokens of probability 0, by 100,000 rows."""
-    probs = (2.5 * torch.randn(1000, generator=torch.Generator().manual_seed(4))).softmax(0)
-    probs[300:420] = 0
-    probs /= probs.sum()
-    counts, rows, positions = torch.zeros(1000, dtype=torch.int64), probs.expand(10_000, -1), torch.full((10_000,), 7)
-    for first in range(0, 100_000, 10_000):
-        sampled = noise.seeded_sample(rows, keys_of(range(first, first + 10_000)), positions)
-        counts += torch.bincount(sampled, minlength=1000)
-    assert p_value(counts, probs.double() * 100_000) > 1e-3
-
-
 def test_seeded_sample_of_near_zero_probabilities():
     """A token of probability 1e-4 next to a likely one of its block, and a block of them: 20 expected of 200,000."""
     probs = torch.zeros(3 * noise.BLOCK)
@@ -164,15 +118,3 @@ def test_seeded_sample_of_near_zero_probabilities():
         sampled = noise.seeded_sample(rows, keys, torch.full((2000,), position))
         rare += torch.stack([(sampled == 5).sum(), (sampled >= 2 * noise.BLOCK).sum()])
     assert rare.tolist() == pytest.approx([20, 20], abs=16)
-
-
-def test_siblings_are_independent(small_blocks):
-    """Two requests of one prompt at the same positions: the pair of samples has the product law."""
-    probs, positions = model()[5], torch.arange(500, dtype=torch.int32)
-    keys, rows = keys_of(range(250)), probs.expand(500, -1)
-    sampled = torch.stack([noise.seeded_sample(rows, key.expand(500), positions) for key in keys])
-    law = torch.outer(probs, probs).flatten().double()
-    for a, b in ((sampled[1:], sampled[:-1]), (sampled[:, 1:], sampled[:, :-1])):
-        counts = torch.bincount((a * V + b).flatten(), minlength=V * V)
-        assert counts.sum() > 120_000
-        assert p_value(counts, law * counts.sum()) > 1e-3

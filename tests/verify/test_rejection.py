@@ -18,14 +18,6 @@ def given_draws(batch, draws, is_greedy=None):
 
 
 @many
-@given(batches(), st.sampled_from([torch.int32, torch.int64, torch.float32]))
-def test_values_of_requests_for_each_row(batch, dtype):
-    values = (torch.arange(len(batch.counts)) * (2**26 + 1)).to(dtype)
-    wanted = [value for value, count in zip(values.tolist(), batch.counts, strict=True) for _ in range(count + 1)]
-    assert verify.per_row(values, batch.counts).tolist() == wanted
-
-
-@many
 @given(batches())
 def test_step_for_given_draws(batch):
     draws = verify.Draws(batch.uniform, batch.q)

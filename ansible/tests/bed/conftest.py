@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bed for all tests of this folder, and the table of faults that ends a run."""
+"""The bed for all tests of this folder, and the table of times that ends a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import prepare
 from hosts import CONTROLLER, NETWORK, Bed, call, sweep
-from plays import LOGS, Result, Site
+from plays import LOGS, Site
 
 RUN = prepare.CACHE / "run"
 SECRET = "a-word-that-no-log-may-hold"
@@ -53,13 +53,7 @@ SETTINGS = {
     "container_image_secret_env": {"FEISHU_WEBHOOK": SECRET},
 }
 WHEEL_PORT = 8099
-FAULTS: list[tuple[str, str, str, float]] = []
 TIMES: list[tuple[str, float]] = []
-
-
-def note(fault: str, playbook: str, result: Result) -> None:
-    """A line of the table at the end of the run."""
-    FAULTS.append((fault, f"{playbook}.yml", result.sentence, result.seconds))
 
 
 def pytest_configure() -> None:
@@ -114,10 +108,6 @@ def healthy(bed: Bed) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if FAULTS:
-        terminalreporter.section("faults: what, playbook, sentence, seconds")
-        for fault, playbook, sentence, seconds in FAULTS:
-            terminalreporter.write_line(f"{fault:<38} {playbook:<12} {seconds:5.1f} s  {sentence}")
     if TIMES:
         terminalreporter.section("times")
         for what, seconds in TIMES:

@@ -15,7 +15,7 @@ import urllib.parse
 from collections.abc import Callable
 
 import pytest
-from conftest import SECRET, TIMES, note
+from conftest import SECRET, TIMES
 from hosts import CONTROLLER, Bed, Host, call
 from plays import LOGS, ROOT, Result, Site
 from prepare import PIN_SET
@@ -61,7 +61,7 @@ def test_the_recipe_trains_on_all_hosts_with_drafts(bed: Bed, converged: Result)
     assert summary["reward_first"] < 0.1 < 0.9 < summary["reward_last"]
     first, last = ((line["accepted"] / line["drafted"]) for line in (lines[0], lines[-1]))
     assert last > 0.5 > 0.1 > first, "drafts are accepted where the policy repeats itself"
-    assert "Ray has 3 hosts and 48 NPU" in converged.messages
+    assert {"Ray has 3 hosts and 48 NPU", "The all-reduce over 48 dies reaches 90.0 GB/s"} <= {*converged.messages}
     assert all(f"server {CONTROLLER} iburst" in host.run("cat", "/etc/chrony/chrony.conf") for host in bed.hosts)
 
 
@@ -162,7 +162,6 @@ def test_an_idle_ray_outlives_the_cleaner_of_old_files(bed: Bed, site: Site, con
     away = sockets.rename(sockets.with_name("away"))
     result = site.play("cluster", ray_cluster_timeout=5).must_fail()
     away.rename(sockets)
-    note("Ray without its sockets", "cluster", result)
     assert result.sentence.startswith("Ray's head lets no job start: ")
 
 
@@ -172,36 +171,19 @@ def test_an_image_that_differs_stops_ray(bed: Bed, site: Site, converged: Result
     image.write_text(64 * "b")
     result = site.play("cluster").must_fail()
     image.write_text(digest)
-    note("image digest differs", "cluster", result)
     sentence = rf"bed2: the image has digest sha256:b{{64}}, expected sha256:{digest} as on bed1: .+"
     assert re.fullmatch(sentence, result.sentence)
     assert result.changed == []
 
 
-def test_a_low_bandwidth_stops_the_start_of_ray(bed: Bed, site: Site, converged: Result) -> None:
-    """Measured where Ray does not run: a container has the dies for itself."""
-    assert "The all-reduce over 48 dies reaches 90.0 GB/s" in converged.messages
-    site.play("cluster", npu_preflight_all_reduce_gb_s=100).must_pass()
-    for host in bed.hosts:
-        host.run("systemctl", "stop", "sam-rl-ray")
-    result = site.play("cluster", npu_preflight_all_reduce_gb_s=100).must_fail()
-    note("low bandwidth", "cluster", result)
-    assert re.match("the all-reduce over 48 dies reaches 90.0 GB/s, expected at least 100 ", result.sentence)
-    states = {host.run("systemctl", "is-active", "sam-rl-ray", check=False).strip() for host in bed.hosts}
-    assert states <= {"inactive", "failed"}
-    site.play("cluster").must_pass()
-
-
 def test_a_recipe_that_does_not_fit_the_hosts_stops_provisioning(bed: Bed, site: Site, converged: Result) -> None:
     result = site.play("provision", "--tags", "preflight", recipe_launch_overrides=["env.fits=0"]).must_fail()
-    note("recipe does not fit the host", "provision", result)
     assert result.sentence == "bed1: it does not fit"
 
 
 def test_a_clock_service_that_is_not_there_stops_provisioning(site: Site, converged: Result) -> None:
     settings = {"host_base_time_service": "ntpd", "host_base_time_servers": []}
     result = site.play("provision", "--tags", "host", **settings).must_fail()
-    note("clock service is not there", "provision", result)
     assert result.sentence.startswith("bed1: there is no ntpd.service, expected a service that synchronises the clock")
 
 
@@ -224,7 +206,6 @@ def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site
         assert texts[f"{host.name}/var/log/sam-rl/cann/debug/plog/plog-1_1.log"] == b"EI0006\n"
         assert re.search(rf"^{host.name}/var/lib/sam-rl-ray/session_\d.*/logs/worker-.*\.out$", names, re.MULTILINE)
     assert result.failures[-1][2] == result.sentence, "the last thing that is said is why"
-    note("disk full while a checkpoint is written", "train", result)
     assert re.match(
         rf"bed1: the run full ended with exit-code, .+ the disk of {folder} is full \(0.0 GB free\): ", result.sentence
     )
@@ -251,7 +232,6 @@ def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None
     head.run("mount", "-t", "tmpfs", "-o", "size=60m", "full", "/srv/sam-rl/models")
     result = site.play("stage", model_store_items=[item]).must_fail()
     head.run("umount", "/srv/sam-rl/models")
-    note("disk full while staging", "stage", result)
     assert re.fullmatch(
         r"bed1: models/m was not copied completely \(.*No space left on device.*\): .+", result.sentence
     )
@@ -269,7 +249,6 @@ def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None
     (store / "own").mkdir()
     (store / "own/file").write_text("mine")
     result = site.play("stage", model_store_items=[{**item, "name": "models/own"}]).must_fail()
-    note("files of someone else in the way", "stage", result)
     assert "bed1: /srv/sam-rl/models/own has files that these playbooks did not copy there" in result.sentence
     assert (store / "own/file").read_text() == "mine"
     here = {"gb": 0.01, "name": "models/own"}
@@ -285,11 +264,9 @@ def monitored(bed: Bed, site: Site, converged: Result) -> Result:
     """monitoring.yml has run, and stopped twice on its way, at what was not there."""
     result = site.play("monitoring", monitoring_npu_exporter="/opt/none").must_fail()
     TIMES.append(("monitoring.yml until it lacks NPU Exporter", result.seconds))
-    note("NPU Exporter is not there", "monitoring", result)
     assert result.sentence.startswith("bed1: monitoring_npu_exporter is /opt/none, which is no program on this host: ")
     exporter = {"monitoring_npu_exporter": "/usr/local/bin/npu-exporter"}
     result = site.play("monitoring", **exporter, monitoring_grafana_package="grafana").must_fail()
-    note("Grafana's package is not there", "monitoring", result)
     assert re.match(r"bed1: Grafana was not installed from grafana \(.*'grafana'.*\): set ", result.sentence)
     head, worker, _ = bed.hosts
     # As if the playbook had ended after it wrote the unit, and Grafana were there from an earlier call.
@@ -354,7 +331,6 @@ def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
     head, _, worker = bed.hosts
     request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=24", "env.pause=1"]}
     result = train_while(site, head, worker.stop, **request)
-    note("worker lost in the middle of the job", "train", result)
     sentence = r"the run lost (was stopped|ended) because Ray on bed3 no longer answers, expected all hosts .+"
     assert re.search(sentence, result.sentence)
     assert 3 <= len(steps(head, "lost")) < 24
@@ -465,14 +441,12 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     site.commit()
     assert "still runs after" in site.play("train", recipe_launch_timeout=2, **endless).must_fail().sentence
     result = site.play("upgrade", **endless).must_fail()
-    note("upgrade of a run without checkpoints", "upgrade", result)
     assert "bed1: the run endless is active and has no checkpoint, expected one to continue from" in result.sentence
     head.run("systemctl", "stop", "sam-rl-train")
 
     site.play("train", recipe_launch_timeout=2, **request).must_fail()
     head.until(lambda: len(steps(head, "upgraded")) >= 4, "the run has a checkpoint")
     result = site.play("upgrade", pin_set=other.name, **request).must_fail()
-    note("upgrade of a run to another pin set", "upgrade", result)
     assert "bed1: the run upgraded was started with" in result.sentence
     result = site.play("upgrade", **request).must_pass()
     TIMES.append(("upgrade.yml between two steps, and the rest of the run", result.seconds))
@@ -508,7 +482,6 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     record.write_text(text.replace(new, former))
     result = site.play("cluster").must_fail()
     record.write_text(text)
-    note("hosts with different environments", "cluster", result)
     assert result.sentence.startswith(f"bed2: its environment is {former}, expected {new} as on bed1: ")
 
 
@@ -523,7 +496,6 @@ def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site,
         unmounted.run("umount", "--lazy", "/srv/sam-rl")
 
     result = train_while(site, head, unmount, **request)
-    note("shared folder unmounted in the job", "train", result)
     # the driver may notice before the playbook does
     sentence = (
         rf"bed1: the run apart (was stopped|ended) because bed2 no longer has /{RUNS}/apart, expected the storage "
@@ -531,7 +503,6 @@ def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site,
     assert re.match(sentence, result.sentence)
     unmounted.until(lambda: not unmounted.run("ls", "/srv/sam-rl"), "nothing is in the folder below the mount")
     result = site.play("cluster", "--limit", "bed2").must_fail()
-    note("host without the shared folder joins again", "cluster", result)
     assert result.sentence.startswith("bed2: /srv/sam-rl/runs is not the folder that bed1 has, expected storage ")
     unmounted.run("mount", "--bind", "/mnt/kept", "/srv/sam-rl")
     unmounted.run("umount", "/mnt/kept")

@@ -234,20 +234,6 @@ def test_folders_of_work_dir_keep_their_owner(play, as_root, tmp_path):
     assert status == 2 and "localhost: /proc/none cannot be used (mkdir: cannot create directory" in said
 
 
-def test_nothing_gives_root_what_lies_in_work_dir():
-    """An export with root_squash refuses that, and a team's folders are the team's."""
-    for path in ROLES.glob("*/tasks/*.yml"):
-        for block in re.split(r"\n(?= *- name: )", path.read_text()):
-            if re.search(r"(path|dest): .*\{\{ (work_dir|recipe_launch_dir|model_store_folder)", block):
-                assert not re.search(r"^ +(owner|group):", block, re.MULTILINE), f"{path}: {block}"
-
-
-def test_nothing_of_ray_lies_below_tmp():
-    """A restart empties it, and so does the cleaner of old files, with what an idle Ray needs when a job starts."""
-    for path in [*ROLES.glob("*/templates/*"), *ROLES.glob("*/tasks/*.yml")]:
-        assert "/tmp/" not in path.read_text(), path
-
-
 def test_ray_stays_bound_to_mounted_storage():
     check = tasks("ray_cluster/tasks/main.yml")["Stop if that is gone"]["ansible.builtin.assert"]
     for mount, bound, right in (("", "", True), ("a", "", True), ("b", "a", True), ("", "a", False)):
@@ -299,56 +285,6 @@ def test_ray_s_unit_changes_with_the_variables_of_runs():
         values[task["register"]] = {"stat": {"checksum": digit * 64}}
         units.add(rendered("ray_cluster/templates/ray.service.j2", **values))
     assert len(units) == 2 and not any("b" * 17 in unit for unit in units)
-
-
-@pytest.mark.parametrize(
-    ("path", "manager", "wanted"),
-    [
-        ("host_base/tasks/main.yml", "dnf5", {"chrony", "git", "nftables", "python3", "rsync"}),
-        ("ascend_driver/tasks/install.yml", "apt", {"make", "dkms", "gcc", "linux-headers-5-1"}),
-        ("ascend_driver/tasks/install.yml", "dnf", {"make", "gcc", "kernel-headers-5-1", "kernel-devel-5-1"}),
-    ],
-)
-def test_packages_of_a_family(path, manager, wanted):
-    (task,) = (task for task in read(path) if "ansible.builtin.package" in task)
-    values = {**read(f"{path.partition('/')[0]}/defaults/main.yml"), **task["vars"]}
-    values["ansible_facts"] = {"kernel": "5-1", "pkg_mgr": manager}
-    assert set(rendered(task["ansible.builtin.package"]["name"], **values)) == wanted
-
-
-def test_time_servers_are_added_and_taken_out_again(play, tmp_path):
-    """Of chrony's own settings nothing changes; a second call changes nothing."""
-    file, called = tmp_path / "chrony.conf", tmp_path / "called"
-    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho $* >>{called}\n")
-    (tmp_path / "systemctl").chmod(0o755)
-    values = read("host_base/vars/main.yml") | {"host_base_chrony": [str(file), str(tmp_path / "none")]}
-    values |= {"ansible_facts": {"pkg_mgr": "apt"}, "host_base_clock": {"stdout_lines": ["chrony.service", "loaded"]}}
-    values["host_base_clock"]["stdout"] = "chrony.service\nloaded"
-    remove = list(tasks("host_base/tasks/remove.yml").values())
-    (first,) = (number for number, task in enumerate(remove) if task["name"] == "Look for chrony's settings")
-    name, removes = [tasks("host_base/tasks/main.yml")["Name the time servers"]], remove[first : first + 2]
-    file.write_text("pool 2.debian.pool.ntp.org iburst\n")
-    for listed, servers, changed in (
-        (name, ["10.0.0.9", "ntp.site"], 1),
-        (name, ["10.0.0.9", "ntp.site"], 0),
-        (name, ["ntp.site"], 1),
-        (removes, ["ntp.site"], 2),
-        (removes, ["ntp.site"], 0),
-    ):
-        plays = [{"vars": values, "tasks": listed, "handlers": read("host_base/handlers/main.yml")}]
-        status, said = play(plays, path=str(tmp_path), host_base_time_servers=servers)
-        assert status == 0 and f"changed={changed} " in said, said
-        found = re.findall("^server (.*) iburst prefer$", file.read_text(), re.MULTILINE)
-        assert found == (servers if listed == name else [])
-    assert file.read_text() == "pool 2.debian.pool.ntp.org iburst\n"
-    assert called.read_text() == "try-restart chronyd.service\n"
-
-
-def test_the_image_of_an_archive():
-    ours = "localhost/sam-rl:p-aaaaaaaaaaaa"
-    for image, found in ((ours, ours), (f"{ours}-12345678", f"{ours}-12345678"), (f"{ours}-megatron-12345678", "")):
-        loaded = {"stdout": f"Copying blob\nLoaded image: {image}"}
-        assert named({"container_image_archive": "/a.tar", "container_image_loaded": loaded}, "new") == [found]
 
 
 def test_ray_s_ports_are_reserved_and_watched_wherever_they_are():

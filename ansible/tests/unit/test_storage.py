@@ -144,12 +144,6 @@ def test_storage_of_235b(state, want, problems):
     assert len(found) == len(problems) and all(map(re.match, problems, found)), found
 
 
-@pytest.mark.parametrize(("role", "then"), [("ray_cluster", "Write the units"), ("recipe_launch", "Prepare the run")])
-def test_roles_look_for_it_before_they_use_it(role, then):
-    text = (ANSIBLE / "roles" / role / "tasks/main.yml").read_text()
-    assert 0 < text.find("tasks_from: runs\n") < text.index(f"- name: {then}")
-
-
 def uses_work_dir(role):
     files = [*(ANSIBLE / "roles" / role).glob("[tv]a[rs]*s/*.yml"), *(ANSIBLE / "roles" / role).glob("templates/*")]
     return any("work_dir" in file.read_text() for file in files)
@@ -165,8 +159,3 @@ def test_every_playbook_asks_first(path):
     asks = [number for number, name in enumerate(names) if name in ("shared_storage", "npu_preflight")]
     waits = [number for number, name in enumerate(names) if number not in asks and uses_work_dir(name)]
     assert not waits or min(asks, default=len(names)) < waits[0], names[waits[0]]
-
-
-def test_preflight_asks_before_it_looks():
-    names = re.findall(r"shared_storage|work_dir", (ANSIBLE / "roles/npu_preflight/tasks/main.yml").read_text())
-    assert names[0] == "shared_storage"
