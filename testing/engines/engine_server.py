@@ -17,10 +17,16 @@ import traceback
 import noting_pool
 import stop_checks
 from ascend_engine import OLD
-from engine_checks import random_seed  # noqa: F401  runs in a worker
 from llm_engine import GREEDY, Engine
 
 gc.unfreeze = lambda: None  # else an engine that ends would search all that its processes were forked with for garbage
+
+
+def random_seed(worker):
+    """Runs in a worker: the seed of its random numbers, initially the engine's seed 0."""
+    import torch
+
+    return torch.initial_seed()
 
 
 def calls(worker):
