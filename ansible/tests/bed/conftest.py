@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bed for all tests of this folder, and the table of times that ends a run."""
+"""The bed for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ SETTINGS = {
     "container_image_secret_env": {"FEISHU_WEBHOOK": SECRET},
 }
 WHEEL_PORT = 8099
-TIMES: list[tuple[str, float]] = []
 
 
 def pytest_configure() -> None:
@@ -76,7 +75,7 @@ def bed() -> Iterator[Bed]:
     LOGS.mkdir()
     call("mount", "-t", "tmpfs", "-o", "mode=700", "sam-bed", RUN)
     bed = Bed(RUN, prepare.base())
-    TIMES.append(("three bare hosts up", bed.up(3)))
+    bed.up(3)
     yield bed
     bed.down()
 
@@ -105,10 +104,3 @@ def healthy(bed: Bed) -> Iterator[None]:
     """Whatever a test broke in the simulated devices is whole again after it."""
     yield
     bed.reset()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if TIMES:
-        terminalreporter.section("times")
-        for what, seconds in TIMES:
-            terminalreporter.write_line(f"{what:<60} {seconds:6.1f} s")

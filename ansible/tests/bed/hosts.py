@@ -269,9 +269,8 @@ class Bed:
         self.key = folder / "key"
         self.known_hosts = folder / "known_hosts"
 
-    def up(self, count: int) -> float:
-        """Adds bare hosts until there are `count`; seconds until all of them run."""
-        begin = time.monotonic()
+    def up(self, count: int) -> None:
+        """Adds bare hosts until there are `count`, and waits until all of them run."""
         if not self.key.exists():
             call("ip", "link", "set", "lo", "up")
             call("ip", "link", "add", "bed0", "type", "bridge")
@@ -287,7 +286,6 @@ class Bed:
             host.start()
         for host in fresh:
             host.wait()
-        return time.monotonic() - begin
 
     def down(self) -> None:
         for host in self.hosts:

@@ -15,7 +15,7 @@ import urllib.parse
 from collections.abc import Callable
 
 import pytest
-from conftest import SECRET, TIMES
+from conftest import SECRET
 from hosts import CONTROLLER, Bed, Host, call
 from plays import LOGS, ROOT, Result, Site
 from prepare import PIN_SET
@@ -47,9 +47,7 @@ def converged(bed: Bed, site: Site) -> Result:
     bed.hosts[0].run("sysctl", "-w", "net.ipv4.ip_local_reserved_ports=777,20980")
     for host in bed.hosts:
         BARE[host.name] = {"units": host.units(), "packages": packages(host), "files": host.files()}
-    result = site.play("site").must_pass()
-    TIMES.append(("site.yml from bare hosts to a trained recipe, 3 hosts", result.seconds))
-    return result
+    return site.play("site").must_pass()
 
 
 def test_the_recipe_trains_on_all_hosts_with_drafts(bed: Bed, converged: Result) -> None:
@@ -130,7 +128,6 @@ def test_logs_and_results_come_back_without_secrets(site: Site, converged: Resul
 def test_a_second_run_changes_nothing(bed: Bed, site: Site, converged: Result) -> None:
     """With the time service by its alias, which systemd does not enable."""
     result = site.play("site", host_base_time_service="chronyd").must_pass()
-    TIMES.append(("site.yml again", result.seconds))
     assert result.changed == []
     assert len(steps(bed.hosts[0], "bed")) == 8
 
@@ -141,9 +138,7 @@ def test_the_commands_of_the_page_train_with_sam_and_without(bed: Bed, site: Sit
     page = (ROOT / "docs/cluster.md").read_text()
     lines = re.findall(r"^    (ansible-playbook -i inventories/mine playbooks/(?:preflight|site)\.yml.*)$", page, re.M)
     assert len(lines) == 3
-    begin = time.monotonic()
     output = [site.type(line) for line in lines]
-    TIMES.append(("preflight.yml, site.yml with SAM and without, as on the page", time.monotonic() - begin))
     assert all(text.count("failed=0") >= len(bed.hosts) for text in output)
     assert "The run sam-on succeeded; its results are in /srv/sam-rl/runs/sam-on" in output[1]
     with_sam, without = (steps(bed.hosts[0], run) for run in ("sam-on", "sam-off"))
@@ -263,7 +258,6 @@ def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None
 def monitored(bed: Bed, site: Site, converged: Result) -> Result:
     """monitoring.yml has run, and stopped twice on its way, at what was not there."""
     result = site.play("monitoring", monitoring_npu_exporter="/opt/none").must_fail()
-    TIMES.append(("monitoring.yml until it lacks NPU Exporter", result.seconds))
     assert result.sentence.startswith("bed1: monitoring_npu_exporter is /opt/none, which is no program on this host: ")
     exporter = {"monitoring_npu_exporter": "/usr/local/bin/npu-exporter"}
     result = site.play("monitoring", **exporter, monitoring_grafana_package="grafana").must_fail()
@@ -361,7 +355,6 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(bed: Bed, site: Site, conver
     thread.start()
     result = site.play("train", **request).must_pass()
     thread.join()
-    TIMES.append(("train.yml with a lost host and a spare, 2 hosts", result.seconds))
     said = (
         r"bed1: the run spare (was stopped|ended) because Ray on bed2 no longer answers; it is resumed from its last "
     )
@@ -449,7 +442,6 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     result = site.play("upgrade", pin_set=other.name, **request).must_fail()
     assert "bed1: the run upgraded was started with" in result.sentence
     result = site.play("upgrade", **request).must_pass()
-    TIMES.append(("upgrade.yml between two steps, and the rest of the run", result.seconds))
     changed = [host for host, task in result.changed if task == "Use the environment"]
     assert sorted(changed) == ["bed1", "bed2", "bed3"]
     log = (head.root / RUNS / "upgraded/launch.log").read_text()
@@ -465,14 +457,12 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     assert site.play("upgrade", **request).must_pass().changed == []
 
     result = site.play("upgrade", pin_set=other.name).must_pass()
-    TIMES.append(("upgrade.yml to another pin set, no run", result.seconds))
     used = environments(bed)
     assert all(name.startswith(f"{other.name}-") and names == {name, new} for name, names in used)
     enter = (head.root / "opt/sam-rl/bin/in-env").read_text()
     assert f"PIN={other.name}" in enter
 
     result = site.play("upgrade").must_pass()
-    TIMES.append(("upgrade.yml back to the former pin set", result.seconds))
     assert not [task for _, task in result.changed if task in ("Build it", "Load the image")]
     assert {name for name, _ in environments(bed)} == {new}
     assert site.play("cluster", "--check").must_pass().changed == []
@@ -533,7 +523,6 @@ def test_teardown_leaves_nothing_of_ours(bed: Bed, site: Site, converged: Result
     assert "of-another-user" in head.run("ls", "/tmp/ray") and not head.run(
         "ls", "/var/lib/sam-rl-ray", "/var/log/sam-rl", check=False
     )
-    TIMES.append(("teardown.yml", result.seconds))
     for host in bed.hosts:
         assert host.run("cat", "/etc/chrony/chrony.conf") == "pool 2.debian.pool.ntp.org iburst\n"
         bare = BARE[host.name]
