@@ -26,7 +26,7 @@ def drafting(sam):
 
 
 def test_sampled_distribution_is_the_models(network, drafting):
-    samples_as_the_model(drafting, network, 12_800, AT_ONCE)
+    samples_as_the_model(drafting, network, 6_400, AT_ONCE)
 
 
 def test_repeated_seeds_keep_the_distribution(network, drafting):

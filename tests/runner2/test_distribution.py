@@ -10,7 +10,7 @@ from distribution import chi_square_p_value
 from engine_checks import speculated
 from tiny_qwen3 import VOCAB
 
-TEXTS, LENGTH = 25, 400
+TEXTS, LENGTH = 25, 160
 TEMPERATURE = 0.5
 
 
@@ -81,7 +81,7 @@ def test_law_of_the_next_token(chain, device, sam, asynchronous, has_model, tmp_
     speculated(engine)
     drafted, accepted = engine.count("drafted"), engine.count("accepted")
     (counted,) = engine.engine.collective_rpc("sam_stats")
-    assert has_model == (counted["accepted_model_tokens"] > 200) == (counted["model_tokens"] > 0)
+    assert has_model == (counted["accepted_model_tokens"] > 80) == (counted["model_tokens"] > 0)
     assert len({*first_tokens(engine.engine, first[:1], each[0])}) > 1, "later drafts would depend on the seed of all"
     engine.stop()
     counts = np.zeros_like(law)

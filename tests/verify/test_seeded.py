@@ -6,12 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from batches import batches, keys_of
-from hypothesis import given, settings
+from batches import keys_of
 from sam_core.seeds import GAMMA, request_key
 from scipy import stats
 
-from sam_core import noise, verify
+from sam_core import noise
 
 MASK = (1 << 64) - 1
 
@@ -98,40 +97,6 @@ def test_seeds_in_any_progression(stride):
     for neighbour, other in ((words[1:], words[:-1]), (again[:-1], words[1:]), (again[1:], words[:-1])):
         assert independent(neighbour, other) > 1e-4
     assert len(torch.unique(words)) > 0.9998 * words.numel()
-
-
-@pytest.mark.parametrize("vocabulary", [7, 1024])
-def test_a_sample_depends_on_its_own_row_alone(vocabulary):
-    """In any batch, in any order, and the same as in a batch of one."""
-    torch.manual_seed(0)
-    probs = (2 * torch.randn(64, vocabulary)).softmax(1)
-    keys, positions = keys_of(range(64)), torch.randint(0, 4096, (64,), dtype=torch.int32)
-    whole = noise.seeded_sample(probs, keys, positions)
-    order = torch.randperm(64)
-    assert torch.equal(noise.seeded_sample(probs[order], keys[order], positions[order]), whole[order])
-    alone = [noise.seeded_sample(probs[i : i + 1], keys[i : i + 1], positions[i : i + 1]) for i in range(64)]
-    assert torch.equal(torch.cat(alone), whole)
-    assert whole.dtype == torch.int64
-    assert len(set(whole.tolist())) > 3
-
-
-@settings(max_examples=60)
-@given(batches())
-def test_verify_against_a_loop(batch):
-    """Each row sampled by its own key and position; the first sample that is not the draft ends the request."""
-    keys, positions = keys_of(range(len(batch.counts))), 10 * torch.arange(len(batch.counts), dtype=torch.int32)
-    wanted, row, draft = [], 0, 0
-    for request, count in enumerate(batch.counts):
-        tokens = []
-        for column in range(count + 1):
-            probs = batch.probs[row + column][None]
-            tokens.append(noise.seeded_sample(probs, keys[request, None], positions[request, None] + column).item())
-            if column < count and tokens[-1] != batch.drafts[draft + column]:
-                break
-        row, draft = row + count + 1, draft + count
-        wanted.append(tokens + [-1] * (batch.k + 1 - len(tokens)))
-    sampled = noise.Noise(keys, positions, batch.counts, "cpu").sample(batch.probs)
-    assert verify.keep_equal(sampled, batch.drafts, batch.counts).tolist() == wanted
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,7 @@ def alerts(head: Host) -> dict[str, dict]:
 
 
 def train_while(site: Site, head: Host, fault: Callable[[], None], **request: object) -> Result:
-    """train.yml, with a fault when the job has made three steps."""
+    """train.yml, with a fault when the job has made three steps. The job has ended then."""
 
     def wait() -> None:
         run = str(request["recipe_launch_run"])
@@ -311,9 +311,8 @@ def train_while(site: Site, head: Host, fault: Callable[[], None], **request: ob
 
     thread = threading.Thread(target=wait)
     thread.start()
-    result = site.play("train", **request).must_fail()
+    result = site.play("train", **request)
     thread.join()
-    assert result.seconds < 240  # half of it, if nothing else runs
     assert head.run("systemctl", "is-active", "sam-rl-train", check=False).strip() != "active"
     return result
 
@@ -324,7 +323,7 @@ def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
 ) -> None:
     head, _, worker = bed.hosts
     request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=24", "env.pause=1"]}
-    result = train_while(site, head, worker.stop, **request)
+    result = train_while(site, head, worker.stop, **request).must_fail()
     sentence = r"the run lost (was stopped|ended) because Ray on bed3 no longer answers, expected all hosts .+"
     assert re.search(sentence, result.sentence)
     assert 3 <= len(steps(head, "lost")) < 24
@@ -346,15 +345,7 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(bed: Bed, site: Site, conver
     request = {"recipe_launch_run": "spare", "recipe_launch_retries": 1, **two}
     request["recipe_launch_overrides"] = ["cluster.nodes=2", "steps=24", "env.pause=1"]
     site.play("cluster", recipe_launch_overrides=["cluster.nodes=2"], **two).must_pass()
-
-    def wait() -> None:
-        head.until(lambda: len(steps(head, "spare")) >= 3, "the job has made three steps")
-        lost.stop()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    result = site.play("train", **request).must_pass()
-    thread.join()
+    result = train_while(site, head, lost.stop, **request).must_pass()
     said = (
         r"bed1: the run spare (was stopped|ended) because Ray on bed2 no longer answers; it is resumed from its last "
     )
@@ -485,7 +476,7 @@ def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site,
         unmounted.run("mount", "--bind", "/srv/sam-rl", "/mnt/kept")
         unmounted.run("umount", "--lazy", "/srv/sam-rl")
 
-    result = train_while(site, head, unmount, **request)
+    result = train_while(site, head, unmount, **request).must_fail()
     # the driver may notice before the playbook does
     sentence = (
         rf"bed1: the run apart (was stopped|ended) because bed2 no longer has /{RUNS}/apart, expected the storage "
