@@ -66,12 +66,6 @@ def scheduling(worker):
     return [".worker.gpu." in type(runner).__module__, runner.vllm_config.scheduler_config.async_scheduling]
 
 
-def classes(worker):
-    """Runs in a worker: its runner's class, sampler's and drafter's."""
-    parts = (worker.model_runner, worker.model_runner.rejection_sampler, worker.model_runner.drafter)
-    return [f"{type(part).__module__}.{type(part).__name__}" for part in parts]
-
-
 def keep_off(worker, threshold=0):
     """Runs in a worker: from now on the switch is off, also for one request alone; or it has this threshold."""
     worker.model_runner.drafter.switch.threshold = threshold
