@@ -4,8 +4,7 @@
 import math
 import os
 
-import pytest
-from ascend_engine import OLD, Engine
+from ascend_engine import Engine
 from engine_checks import settled, speculated
 from sam_core.files import lock
 
@@ -13,8 +12,8 @@ from sam_core import Pool
 
 
 def test_history_outlives_the_engine(model, plain, prompts, tmp_path):
-    """With 0.23 the engine has a data-parallel rank, by which its files are named."""
-    few, rank, pool = prompts[:6], 0 if OLD else 1, Pool()
+    """The engine has a data-parallel rank, by which its files are named."""
+    few, rank, pool = prompts[:6], 1, Pool()
     answers, path = plain.run(few), tmp_path / f"engine-{rank}" / "pool"
     for prompt, answer in zip(few, answers, strict=True):
         slot = pool.open(prompt)
@@ -32,7 +31,3 @@ def test_history_outlives_the_engine(model, plain, prompts, tmp_path):
     engine.stop()
     os.close(lock(path.with_name("lock"), math.inf))  # the engine's process holds it until it has saved and ended
     assert Pool.describe(path)["texts"] == 2 * len(few), "what it answered itself was not saved"
-
-
-@pytest.mark.skipif(not OLD, reason="the engine of the test before has one")
-def test_rank_of_data_parallelism_names_the_history(checked): ...

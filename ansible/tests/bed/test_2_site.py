@@ -17,7 +17,7 @@ from collections.abc import Callable
 import pytest
 from conftest import SECRET
 from hosts import CONTROLLER, Bed, Host, call
-from plays import LOGS, ROOT, Result, Site
+from plays import ROOT, Result, Site
 from prepare import PIN_SET
 
 RUNS = "srv/sam-rl/runs"
@@ -376,8 +376,6 @@ def test_every_query_of_dashboard_and_alerts_returns_data(bed: Bed, site: Site, 
         return asked(head, "query_range", query=query, start=begin, end=now, step="1")["result"]
 
     found = {query: series(query) for query in queries}
-    answers = {"begin": begin, "panels": panels, "answers": found}
-    (LOGS / "dashboard.json").write_text(json.dumps(answers))  # draw_dashboard.py
     assert not [queries[query] for query, series in found.items() if not series]
     assert len(found["npu_chip_info_utilization"]) == 48
     assert len(found["max by (instance, engine) (vllm:sam_switch_on)"]) >= 3, "an engine on each host"

@@ -148,7 +148,6 @@ def test_the_launcher_says_what_the_recipe_needs(play, tmp_path):
 
 CALLS = [
     (("train.yml", "--tags", "host"), "--tags host selects nothing in train.yml: choose from all_reduce, train."),
-    (("preflight.yml", "--tags", "driver"), "--tags driver selects nothing in preflight.yml: choose from host, npu."),
     (
         ("site.yml", "--tags", "driver,moddels"),
         "--tags moddels selects nothing in site.yml: choose from all_reduce, collect, driver,",

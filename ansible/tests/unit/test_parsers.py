@@ -99,16 +99,6 @@ def test_no_input_crashes(name, data):
         assert 10 < len(str(reason)) < 400 and "\n" not in str(reason)
 
 
-def test_kernels_that_upgrades_bring():
-    """By the package without a version; older kernels stay as they are."""
-    text = "ii  linux-image-6.8.0-49-generic\nii  linux-image-6.8.0-50-generic\nii  linux-image-generic-hwe-24.04\n"
-    meta, running = "linux-image-generic-hwe-24.04", "linux-image-6.8.0-50-generic"
-    assert host_state.parse_kernels(text, "6.8.0-50-generic", []) == [running, meta]
-    held = text.replace(f"ii  {meta}", f"hi  {meta}")
-    assert host_state.parse_kernels(held, "6.8.0-50-generic", ["linux-image-6", "vim"]) == []
-    assert host_state.parse_kernels("rc  linux-image-amd64\n", "6.1.0-1-amd64", []) == []
-
-
 @pytest.mark.parametrize(
     ("text", "locked"),
     [
