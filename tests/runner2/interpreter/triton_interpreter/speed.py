@@ -71,7 +71,7 @@ def unwrap_what_is_wrapped(unwrap):
 
 
 def ask_of_operands_that_differ(semantic):
-    """Types and shapes of two operands are looked at where they are not the same, nor that of a number or an address."""
+    """Types and shapes of two operands are looked at where they differ, but for a number's and an address."""
     check, broadcast = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
     numbers = {name: (int,) if name.startswith("int") else (int, float) for name in ("int32", "int64", "fp32", "fp64")}
 
