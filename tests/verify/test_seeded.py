@@ -57,6 +57,16 @@ def test_a_seed_that_is_too_long(seed):
         request_key(seed)
 
 
+def test_exponentials():
+    """Finite, below 0, fine where they are small; the largest word is the largest draw."""
+    words = torch.tensor([0, 1, 1000, 2**24, 2**30, 2**31 - 64, 2**31 - 1], dtype=torch.int32)
+    drawn = -noise._negated_exponentials(words)
+    assert drawn.dtype == torch.float32
+    wanted = [-math.log1p(-(word + 0.5) / 2**31) for word in words.tolist()]
+    assert drawn[:-2].tolist() == pytest.approx(wanted[:-2], rel=5e-7)
+    assert drawn[-2:].tolist() == [pytest.approx(24 * math.log(2), rel=1e-3)] * 2
+
+
 def independent(a, b, bits=4):
     """p-value of: the top bits, and the bottom ones, of two series of words form all pairs equally often."""
     pairs = [((a >> shift) % (1 << bits) << bits) + (b >> shift) % (1 << bits) for shift in (31 - bits, 0)]
