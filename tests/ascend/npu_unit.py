@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import sys
+import tempfile
 import types
 from pathlib import Path
 from unittest import mock
@@ -27,6 +28,25 @@ from batch_rows import check_allowed_tokens_move
 from npu_graphs import set_ascend_config
 from sam_core.noise import Noise
 from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def check_rank_of_data_parallelism_names_the_history():
+    """In 0.11; with 0.23 an engine has one."""
+    from vllm_ascend.spec_decode import get_spec_decode_method
+
+    group = mock.patch("vllm.distributed.parallel_state.get_tp_group")  # whose rank is the first
+    with tempfile.TemporaryDirectory() as folder, group:
+        config = types.SimpleNamespace(
+            speculative_config=types.SimpleNamespace(num_speculative_tokens=3, sam={"history": folder}),
+            model_config=types.SimpleNamespace(
+                max_model_len=32, get_vocab_size=lambda: 50, tokenizer=None, enforce_eager=True
+            ),
+            compilation_config=None,
+            parallel_config=types.SimpleNamespace(data_parallel_rank=3, distributed_executor_backend="mp"),
+            scheduler_config=types.SimpleNamespace(async_scheduling=False),
+        )
+        proposer = get_spec_decode_method("sam", config, None, types.SimpleNamespace(requests={}))
+        assert proposer.texts.saved.texts == Path(folder) / "engine-3/pool", proposer.texts.saved.texts
 
 
 def graph_sizes(method):
