@@ -119,6 +119,18 @@ def test_groups_are_those_of_names_and_images():
     assert steps.speculator._groups[0] == b and list(steps.speculator.groups) == ["b"]
 
 
+def test_salted_texts_are_not_in_the_table():
+    steps = Steps()
+    table = steps.speculator.table.memory.copy()
+    new = {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
+    steps.begin(new, salts={"a": "x", "b": "x", "c": "y"})
+    steps.end(dict.fromkeys(new, 7))
+    assert steps.speculator.proposer.texts.pool.stats()["groups"] == 2
+    steps.begin(finished=list(new))
+    assert (steps.speculator.table.memory == table).all()
+    assert steps.speculator.proposer.texts.pool.stats()["groups"] == 0
+
+
 @pytest.mark.parametrize("k", [0, K])
 def test_all_ranks_hear_of_a_step_without_drafts(k):
     """Else they would verify different numbers of tokens in the next one."""
@@ -221,6 +233,17 @@ def test_the_table_honours_sources(sources, found):
     steps.begin({"b": [1, 2]})
     steps.end({"b": 50})
     assert (steps.speculator.drafts[0].tolist() == [51, 52, 53]) is found
+
+
+@pytest.mark.parametrize(("sources", "found"), [(["request", "group"], True), (["request"], False)])
+def test_running_siblings_share_what_the_table_has_if_group_is_a_source(sources, found):
+    steps = Steps(sources=sources, rule="newest")
+    steps.begin({"a": [1, 2, 50, 51, 52, 53], "b": [1, 2, 60]})
+    steps.end({"a": 54, "b": 50})
+    assert (steps.speculator.drafts[1].tolist() == [51, 52, 53]) is found
+    steps.begin({"c": [1, 2]}, finished=["a"])
+    groups = steps.speculator._groups
+    assert bool(groups[0] == groups[1]) is found
 
 
 def test_a_step_without_chains_leaves_tokens_that_can_be_read():
