@@ -164,9 +164,6 @@ class Engine:
         """The proposer's counters on the rank that drafts."""
         return self.ask("counters")[0]
 
-    def random_seed(self):
-        return self.ask("random_seed")[0]
-
     def pool(self):
         """Counters of the drafting rank's Pool."""
         return self.ask("pools")[0]

@@ -2,13 +2,8 @@
 """Checks for every kind of engine, with the methods count(), drafter(), run() and stop() of tests/engine and
 tests/ascend."""
 
-import math
 import os
 import time
-
-from sam_core.files import lock
-
-from sam_core import Pool
 
 
 def speculated(engine):
@@ -41,37 +36,6 @@ def go_on_from_what_they_had(engine, prompts, answers, old, lengths=None, each=N
         [lengths[i] - kept[i] for i in changed],
         each=each and [each[i] for i in changed],
     )
-
-
-def random_seed(worker):
-    """Runs in a worker: the seed of its random numbers, initially the engine's seed 0."""
-    import torch
-
-    return torch.initial_seed()
-
-
-def history_is_found_again(start, folder, rank, prompts, answers):
-    """An engine drafts from the answers of the previous engine of its rank, answers the same, and saves its answers.
-
-    start(sam=options): starts an engine of this rank; folder: created here; prompts, answers: lists of token ids.
-    """
-    path = folder / f"engine-{rank}" / "pool"
-    pool = Pool()
-    slots = [pool.open(prompt) for prompt in prompts]
-    for slot, answer in zip(slots, answers, strict=True):
-        pool.append(slot, answer)
-        pool.close(slot)
-    path.parent.mkdir(parents=True)
-    pool.save(path)
-    engine = start(sam={"threshold": 64, "history": str(folder)})
-    assert engine.run(prompts) == answers
-    speculated(engine)
-    assert engine.drafter()["accepted_history"] > 50, "it drafted from its own texts alone"
-    assert engine.random_seed() != 0, "it draws the random numbers that the history may depend on"
-    settled(engine)
-    engine.stop()
-    os.close(lock(path.with_name("lock"), math.inf))  # the engine's process holds it until it has saved and ended
-    assert Pool.describe(path)["texts"] == 2 * len(prompts), "what it answered itself was not saved"
 
 
 def salts_share_nothing(engine, prompt):

@@ -17,10 +17,16 @@ import traceback
 import noting_pool
 import stop_checks
 from ascend_engine import OLD
-from engine_checks import random_seed  # noqa: F401  runs in a worker
 from llm_engine import GREEDY, Engine
 
 gc.unfreeze = lambda: None  # else an engine that ends would search all that its processes were forked with for garbage
+
+
+def random_seed(worker):
+    """Runs in a worker: the seed of its random numbers, initially the engine's seed 0."""
+    import torch
+
+    return torch.initial_seed()
 
 
 def calls(worker):
@@ -58,12 +64,6 @@ def scheduling(worker):
     """Runs in a worker: whether its runner is runner 2, and whether it is scheduled asynchronously."""
     runner = worker.model_runner
     return [".worker.gpu." in type(runner).__module__, runner.vllm_config.scheduler_config.async_scheduling]
-
-
-def classes(worker):
-    """Runs in a worker: its runner's class, sampler's and drafter's."""
-    parts = (worker.model_runner, worker.model_runner.rejection_sampler, worker.model_runner.drafter)
-    return [f"{type(part).__module__}.{type(part).__name__}" for part in parts]
 
 
 def keep_off(worker, threshold=0):

@@ -4,7 +4,6 @@
 import os
 
 import pace
-from engine_checks import random_seed
 from sam_core.engines.vllm.step_log import StepLog
 from sessions import add_turn
 
@@ -142,6 +141,3 @@ class Engine:
 
     def drafter(self):
         return self.engine.collective_rpc("sam_stats")[0]
-
-    def random_seed(self):
-        return self.engine.collective_rpc(random_seed)[0]

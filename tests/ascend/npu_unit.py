@@ -7,6 +7,7 @@ A check is a function of this module, npu_graphs, npu_options, client_checks or 
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -25,6 +26,7 @@ import torch_npu  # noqa: F401  registers the device
 from ascend_engine import OLD
 from batch_rows import check_allowed_tokens_move
 from npu_graphs import set_ascend_config
+from sam_core.noise import Noise
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -133,13 +135,14 @@ def step_of(counts, greedy, vocabulary=50):
 def check_a_step_waits_for_nothing():
     waits = {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "repeat_interleave"}
     for counts in ([3] * 32, [3, 0, 1, 2] * 8):
-        for greedy in ([False] * 32, [True] * 32, [True, False] * 16):
+        kinds = itertools.product(([False] * 32, [True] * 32, [True, False] * 16), (False, True))
+        for greedy, seeded in kinds:
             arguments = step_of(counts, greedy)
-            arguments[-1].generators = {}
+            arguments[-1].generators = Noise(range(32), range(32), counts, "npu") if seeded else {}
             with Operations() as operations:
                 verifying_step(*arguments)
             assert not waits.intersection(operations.names), waits.intersection(operations.names)
-            assert len(operations.names) < 55, (greedy[:2], len(operations.names))
+            assert len(operations.names) < (110 if seeded else 55), (greedy[:2], seeded, len(operations.names))
 
 
 def check_a_step_gives_the_tokens_of_the_loops():

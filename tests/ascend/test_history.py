@@ -1,18 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine that is started again drafts from what the one before it had answered, and answers the same."""
 
-from functools import partial
+import math
+import os
 
 import pytest
 from ascend_engine import OLD, Engine
-from engine_checks import history_is_found_again
+from engine_checks import settled, speculated
+from sam_core.files import lock
+
+from sam_core import Pool
 
 
 def test_history_outlives_the_engine(model, plain, prompts, tmp_path):
     """With 0.23 the engine has a data-parallel rank, by which its files are named."""
-    few, rank = prompts[:6], 0 if OLD else 1
-    start = partial(Engine, model, environment={"VLLM_DP_RANK": str(rank)})
-    history_is_found_again(start, tmp_path / "history", rank, few, plain.run(few))
+    few, rank, pool = prompts[:6], 0 if OLD else 1, Pool()
+    answers, path = plain.run(few), tmp_path / f"engine-{rank}" / "pool"
+    for prompt, answer in zip(few, answers, strict=True):
+        slot = pool.open(prompt)
+        pool.append(slot, answer)
+        pool.close(slot)
+    path.parent.mkdir()
+    pool.save(path)
+    sam = {"threshold": 64, "history": str(tmp_path)}
+    engine = Engine(model, sam=sam, environment={"VLLM_DP_RANK": str(rank)})
+    assert engine.run(few) == answers
+    speculated(engine)
+    assert engine.drafter()["accepted_history"] > 50, "it drafted from its own texts alone"
+    assert engine.ask("random_seed")[0] != 0, "it draws the random numbers that the history may depend on"
+    settled(engine)
+    engine.stop()
+    os.close(lock(path.with_name("lock"), math.inf))  # the engine's process holds it until it has saved and ended
+    assert Pool.describe(path)["texts"] == 2 * len(few), "what it answered itself was not saved"
 
 
 @pytest.mark.skipif(not OLD, reason="the engine of the test before has one")

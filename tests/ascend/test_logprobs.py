@@ -1,28 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that ask for more than tokens: log-probabilities of every token, and what cannot be drafted exactly."""
+"""Requests with penalties and limits: drafted exactly, or not drafted and counted."""
 
 import pytest
 from ascend_engine import OLD
 from engine_checks import speculated
-from parameters import same_log_probabilities
-from test_parameters import log_probabilities
 from tiny_qwen3 import VOCAB
-
-
-@pytest.mark.skipif(not OLD, reason="test_schedules.py holds it")
-def test_log_probabilities_of_every_token(plain, sam, prompts):
-    few, lengths = prompts[:6], [40, 33, 64, 17, 50, 29]
-    asked = [{"logprobs": 3}, {"logprobs": 0}, {}, {"logprobs": 3}, {}, {"logprobs": 1}]
-    answers = plain.run(few, lengths, each=asked)
-    expected = log_probabilities(plain)
-    assert sam.run(few, lengths, each=asked) == answers
-    speculated(sam)
-    assert [ours is None for ours in sam.logprobs] == [not wanted for wanted in asked]
-    same_log_probabilities(log_probabilities(sam), expected)
-    for wanted in asked[:2]:  # alone: no other request's drafts are counted for its own
-        assert sam.run(few[:1], lengths[:1], each=[wanted]) == answers[:1]
-        speculated(sam)
-
 
 LIMITED = [
     {},

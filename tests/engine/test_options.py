@@ -13,21 +13,6 @@ def configure(model, speculative, **settings):
     return EngineArgs(model=str(model), speculative_config=speculative, **settings).create_engine_config()
 
 
-def test_good_options_reach_the_config(model):
-    sam = {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 4, "min_prob": 0}
-    config = configure(model, {"method": "sam", "num_speculative_tokens": 4, "sam": sam}).speculative_config
-    assert (config.method, config.num_speculative_tokens, config.sam) == ("sam", 4, sam)
-    assert configure(model, {"method": "sam"}).speculative_config.num_speculative_tokens == 15
-
-
-def test_bad_option_is_one_sentence(model):
-    with pytest.raises(ValidationError) as raised:
-        configure(model, {"method": "sam", "num_speculative_tokens": 3, "sam": {"treshold": 8}})
-    (error,) = raised.value.errors()
-    assert error["msg"].startswith("Value error, unknown option 'treshold' in speculative_config.sam")
-    assert "\n" not in error["msg"]
-
-
 def test_ranks_with_schedulers_of_their_own_are_refused(model, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")  # vLLM sets it for this backend
     with pytest.raises(ValidationError, match="gives each of 2 ranks one of its own: use mp or ray"):

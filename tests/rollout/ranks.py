@@ -26,15 +26,6 @@ def start(*arguments, **environment):
     return ascend_engine.start("npu", *arguments, environment=here | environment)
 
 
-def served(model, prompts, engine, **environment):
-    """What the asynchronous server gives, twice."""
-    server = Rollout(model, kind="AsyncServer", engine={"enable_sleep_mode": False} | engine, environment=environment)
-    given = [server.ask("generate", prompts=prompts, name=name)[0] for name in "ab"]
-    server.ask("stop")
-    server.stop()
-    return given
-
-
 class Rollout:
     """`ranks` rollout_servers that form one job. A rank that ends, or gives no answer, raises AssertionError."""
 

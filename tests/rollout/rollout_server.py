@@ -4,7 +4,6 @@ vllm-ascend's engine.
 
 usage: rollout_server.py Server|AsyncServer MODEL SETTINGS   (JSON: arguments of RolloutConfig; rank and world size as
 torchrun gives them)
-With the environment variable WITHOUT_SAM_CORE this process has no package sam_core.
 One JSON object a line on stdin, the same to every rank, {"method": name, **arguments of the server's method}; the
 answer is one on stdout, {"result": ...} or {"error": text}. Everything else that is printed goes to stderr.
 """
@@ -17,8 +16,6 @@ import sys
 import traceback
 from contextlib import nullcontext, suppress
 from unittest import mock
-
-from no_sam_core import hide
 
 
 class Server:
@@ -216,8 +213,6 @@ class AsyncServer:
 
 
 def main():
-    if os.environ.get("WITHOUT_SAM_CORE"):
-        hide()
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 

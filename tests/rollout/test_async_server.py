@@ -2,8 +2,7 @@
 """verl's asynchronous server passes the speculation on and reports what the engine did."""
 
 import pytest
-import ranks
-from ranks import sam
+from ranks import Rollout, sam
 
 from sam_core import Pool
 
@@ -17,7 +16,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(model, prompts, folder):
-    return ranks.served(model, prompts, sam(history=str(folder)))
+    """What the server gives, twice."""
+    server = Rollout(model, kind="AsyncServer", engine={"enable_sleep_mode": False} | sam(history=str(folder)))
+    given = [server.ask("generate", prompts=prompts, name=name)[0] for name in "ab"]
+    server.ask("stop")
+    server.stop()
+    return given
 
 
 def test_speculation_reaches_the_engine(served):

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A patched verl without the package sam_core: rollouts that do not ask for it run. tests/ascend has those that do."""
+"""A patched verl without the package sam_core; tests/ascend has engines."""
 
 import re
 
-import pytest
-from ranks import HERE, Rollout, served, start
+from ranks import HERE, start
 
 PATCHES = HERE.parents[1] / "patches" / "vllm-0.11" / "verl"
-WITHOUT = {"WITHOUT_SAM_CORE": "1"}
 LOAD = "import importlib, sys, no_sam_core; no_sam_core.hide(); [*map(importlib.import_module, sys.argv[1:])]"
 
 
@@ -19,16 +17,3 @@ def test_every_patched_module_loads(tmp_path):
     process = start(str(tmp_path / "load.py"), *modules)
     process.communicate()
     assert process.wait() == 0
-
-
-def test_the_synchronous_rollout_runs_and_counts_nothing(model, prompts):
-    rollout = Rollout(model, environment=WITHOUT)
-    (done,) = rollout.ask("generate", prompts=prompts)
-    rollout.stop()
-    assert all(done["answers"]) and not done["meta_info"]
-
-
-@pytest.mark.slow
-def test_the_asynchronous_rollout_runs_and_counts_nothing(model, prompts):
-    for answers, counters in served(model, prompts, {}, **WITHOUT):
-        assert len(answers) == len(prompts) and counters is None

@@ -30,7 +30,7 @@ def test_both_engines_draft(model, device, plain, prompts):
         fixed = {"skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "data_parallel_size": 2}
         arguments = AsyncEngineArgs(model=str(model), speculative_config=speculative, **sizes, **fixed)
         engine = AsyncLLM.from_engine_args(arguments)
-        params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=30)
+        params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=20)
 
         async def answer(number, prompt):
             async for output in engine.generate({"prompt_token_ids": prompt}, params, str(number)):
@@ -44,5 +44,5 @@ def test_both_engines_draft(model, device, plain, prompts):
             engine.shutdown()
 
     found, both, (first,) = asyncio.run(answers())
-    assert found == plain.run(prompts, 30)
+    assert found == plain.run(prompts, 20)
     assert both["proposed"] > first["proposed"] > 0

@@ -97,7 +97,7 @@ def test_new_text_is_drafted_by_the_model_and_known_text_by_the_automaton(plain,
 def test_by_batch_size_and_synchronously(plain, model, noisy, prompts):
     engine = start(model, SEEDED, drafter=noisy, async_scheduling=False)
     for each in (None, SAMPLED):
-        assert engine.run(prompts[:4], 40, stagger=2, each=each) == plain.run(prompts[:4], 40, each=each)
+        assert engine.run(prompts[:4], 24, stagger=2, each=each) == plain.run(prompts[:4], 24, each=each)
         speculated(engine)
     assert stats(engine)["accepted_model_tokens"] > 0
     engine.stop()
@@ -113,7 +113,7 @@ def test_eagle3_drafts_from_hidden_states(device, tmp_path_factory, prompts):
     plain, engine = start(target), start(target, AUTO, drafter={"method": "eagle3", "model": str(head)})
     for each in (None, SAMPLED):
         engine.engine.collective_rpc(note_passes)
-        assert engine.run(prompts[:4], 40, stagger=2, each=each) == plain.run(prompts[:4], 40, each=each)
+        assert engine.run(prompts[:4], 24, stagger=2, each=each) == plain.run(prompts[:4], 24, each=each)
         speculated(engine)
     counted = stats(engine)
     assert 0 < counted["model_tokens"] < counted["proposed"] / 2

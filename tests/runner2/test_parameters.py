@@ -11,9 +11,8 @@ from parameters import KINDS, requests, same_log_probabilities
 from tiny_qwen3 import VOCAB
 from vllm.sampling_params import RequestOutputKind
 
-QUICK = {"all", "min_p", "logit_bias"}
 ALL = (*KINDS, "flat_logprobs", "thinking_token_budget", "repetition_detection")
-FEW = [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in (*ALL, "all")]
+FEW = ["all", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ALL)]
 STOP = {"detokenize": True, "temperature": 1.0, "stop": "a string of the answer takes its place"}
 OTHERS = {
     "n": {"n": 2, "temperature": 1.0},
