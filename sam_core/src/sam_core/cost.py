@@ -33,13 +33,6 @@ KEPT_AFTER_CHANGE = 0.3
 """Weight of earlier steps after such a change, which may also have changed the cost of larger steps."""
 MAX_SLOWDOWN = 0.3
 """Residual from which a step is ignored unless the previous one of its kind was as slow; limits what a stall does."""
-MEAN_SHARE = 0.02
-"""Weight of each step in the mean seconds of a step, by which slopes are compared."""
-SWEEPS = 30, 4
-"""Sweeps of the fit in the first MANY_STEPS steps, and later; bounds its time."""
-MANY_STEPS = 20
-MAX_PLAUSIBLE = 1e30
-"""Limit of restored numbers."""
 
 
 class StepCost:
@@ -71,7 +64,6 @@ class StepCost:
         self._weights = self._model[-1]
         self.steps = self.with_drafts = self.without_prompts = 0
         self.max_rows = 1
-        self._mean = 0.0  # seconds of a step
         self._residuals: deque[float] = deque(maxlen=SPEED_WINDOW)
         self._large = MAX_RESIDUAL  # a larger residual is large
         self._was_slow = [False, False]  # whether the previous step without and with drafts was slow
@@ -101,16 +93,14 @@ class StepCost:
         self.with_drafts += drafts
         self.without_prompts += not prompts
         if self.steps == 1:
-            self._weights[_ONE] = self._mean = seconds
+            self._weights[_ONE] = seconds
         residual = math.log(seconds / max(step_seconds(self._model, *step), 1e-12))
         follows = self._keep < 1 and self.steps > FIRST_STEPS
         factor, keep = self._follow(residual) if follows else (1.0, self._keep)
         slow = residual > MAX_SLOWDOWN
         leave_out = slow and not self._was_slow[int(drafts)]
         self._was_slow[int(drafts)] = slow
-        self._mean *= factor * (seconds / (factor * self._mean)) ** max(MEAN_SHARE, 1 / self.steps)
-        sweeps = SWEEPS[self.steps > MANY_STEPS]
-        learn_step(self._model, *step, seconds, factor, keep, leave_out, self._mean, sweeps)
+        learn_step(self._model, *step, seconds, factor, keep, leave_out)
         if not (prompts or leave_out):
             self.max_rows = max(self.max_rows, rows)
         return residual
@@ -145,22 +135,20 @@ class StepCost:
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON can hold it."""
         counts = [self.steps, self.with_drafts, self.without_prompts, self.max_rows]
-        return {"model": self._model.tolist(), "counts": counts, "mean": self._mean}
+        return {"model": self._model.tolist(), "counts": counts}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned; raises ValueError for anything else."""
         try:
             model, counts = np.asarray(state["model"], float), np.asarray(state["counts"], float)
-            mean = float(state["mean"])
-            numbers = np.concatenate([model.ravel(), counts, [mean]])
-            plausible = ((numbers >= 0) & (numbers < MAX_PLAUSIBLE)).all() and counts[3] > 0
-            if model.shape != self._model.shape or not plausible or counts[0] and not mean > 0:
+            numbers = np.concatenate([model.ravel(), counts])
+            plausible = (numbers >= 0).all() and np.isfinite(numbers).all() and counts[3] > 0
+            if model.shape != self._model.shape or not plausible or counts[0] and not model[-1].any():
                 raise ValueError
         except (IndexError, KeyError, TypeError, ValueError):
             raise ValueError("this is no record of step costs") from None
         self._model[:] = model
         self.steps, self.with_drafts, self.without_prompts, self.max_rows = counts.astype(int).tolist()
-        self._mean = mean
 
 
 class NextCost:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sam_core._sam import lowest_score, observe_drafts
 from sam_core.budget import Calibration, Choice, choose
-from sam_core.cost import FIRST_STEPS, MAX_RESIDUAL, MAX_SLOWDOWN, NextCost, StepCost
+from sam_core.cost import FIRST_STEPS, MAX_RESIDUAL, NextCost, StepCost
 
 Float64 = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.floating]
@@ -156,23 +156,16 @@ class AutoSwitch(Switch):
     """Minimum predicted gain for drafts; bounds the loss by slightly wrong predictions."""
     MEMORY = 300
     """Steps after which a step's weight has fallen to 1/e; bounds how long costs of a past load count."""
-    MAX_WAIT = 8
-    """Maximum steps before drafting begins without a step that reads no prompt; bounds the loss of a server that always
-    reads some."""
     COLD_STEPS, COLD_INTERVAL = 64, 4
     """In the first steps, while few steps had drafts or few read no prompt, at most one in COLD_INTERVAL of the steps
     that read prompts has drafts: in these steps the cost of drafts and the value of tokens are hard to tell."""
     MAX_GROWTH = 2
     """Maximum size of a step with drafts, as a multiple of earlier steps, since the cost of larger ones is unknown; of
     a trial, as a multiple of its requests, which bounds what it costs. Not with `uniform`."""
-    MAX_CHECK_INTERVAL = 64
-    """Maximum number of steps with drafts between two checks, at first 1; bounds the loss by checks."""
-    TRIAL_INTERVALS = 32, 512
-    """Initial and maximum number of steps without drafts before a trial with drafts; bounds the loss by trials."""
+    FIRST_TRIAL = 8
+    """Steps without drafts before the first trial; bounds the loss where drafts never pay."""
     TRIAL_SHARE = 0.5
     """Cost of drafts that a trial assumes, as a share of the learned cost."""
-    SURPRISE_SHARE = 0.25
-    """Weight of each step in the mean residual of steps with drafts."""
     MAX_IDLE_STEPS = 4
     """Maximum consecutive steps in which drafts are not examined while they do not pay; bounds how late drafting begins
     again."""
@@ -195,9 +188,8 @@ class AutoSwitch(Switch):
         self.calibration = Calibration()
         self._start: float | None = None
         self._rate, self._gain = 0.0, 1.0  # rate of the latest choice, gain of the latest one that paid
-        self._surprise = 0.0  # mean residual of steps with drafts
         self._checks = self._tries = False  # whether the running step is a check without drafts, a trial with drafts
-        self._check_interval, self._trial_interval = 1, self.TRIAL_INTERVALS[0]
+        self._check_interval, self._trial_interval = 1, self.FIRST_TRIAL
         self._since_plain = self._since_drafts = 0
         self._idle = self._skip = self._batch = 0
         self._plans = False
@@ -238,19 +230,20 @@ class AutoSwitch(Switch):
     def _judge(self, drafts: bool, residual: float) -> None:
         """Choose the intervals of trials, by whether a step with or without drafts was faster than predicted."""
         if drafts and self._tries:
-            low, high = self.TRIAL_INTERVALS
             faster = residual < -MAX_RESIDUAL / 2
-            self._trial_interval = low if faster else min(2 * self._trial_interval, high)
-        if drafts:
-            surprise = min(max(residual, -MAX_SLOWDOWN), MAX_SLOWDOWN)
-            self._surprise += self.SURPRISE_SHARE * (surprise - self._surprise)
-        elif self._checks:
-            faster = self._surprise - residual > 0.5 * math.log(self._gain)
-            self._check_interval = 1 if faster else min(2 * self._check_interval, self.MAX_CHECK_INTERVAL)
+            self._trial_interval = self.FIRST_TRIAL if faster else min(2 * self._trial_interval, self.MEMORY)
+        elif self._checks and not drafts:
+            faster = residual < -0.5 * math.log(self._gain)
+            self._check_interval = 1 if faster else min(2 * self._check_interval, self.MEMORY)
             self._checks = False
         self._tries = False
         self._since_plain = self._since_plain + 1 if drafts else 0
         self._since_drafts = 0 if drafts else self._since_drafts + 1
+
+    @property
+    def _likely(self) -> list[int]:
+        """Numbers of prompt tokens that the next step may read, each with the same probability."""
+        return [n for n in self._prompt_tokens if n or not self._reading]
 
     def may_be_on(self, running: int) -> bool:
         """Always: the decision depends on this process's clock."""
@@ -263,8 +256,12 @@ class AutoSwitch(Switch):
         if running < self._batch:
             self._idle = self._skip = 0
         self._batch = running
-        waits = self.cost.without_prompts < FIRST_STEPS and self.cost.steps < self.MAX_WAIT
-        if waits or not self.cost.fitted:
+        cost = self.cost
+        if not cost.fitted:
+            return False
+        seen = min(cost.with_drafts, cost.without_prompts)
+        is_cold = any(self._likely) and seen < FIRST_STEPS and cost.steps < self.COLD_STEPS
+        if is_cold and self._since_drafts < self.COLD_INTERVAL - 1:
             return False
         if self._since_plain >= self._check_interval:
             self._checks = True
@@ -315,7 +312,7 @@ class AutoSwitch(Switch):
         """Draft lengths int32 [B], those that pay or those of a trial; arguments as for `choose`."""
         batch = len(contexts)
         worth = self.calibration.correct(scores)
-        likely = [n for n in self._prompt_tokens if n or not self._reading]
+        likely = self._likely
         reads = any(likely)
 
         def best(share: float, rows: int) -> Choice:
@@ -330,9 +327,6 @@ class AutoSwitch(Switch):
         pays = choice.gain >= self.MIN_GAIN
         if pays:
             self._gain = choice.gain
-            seen = min(self.cost.with_drafts, self.cost.without_prompts)
-            is_cold = reads and seen < FIRST_STEPS and self.cost.steps < self.COLD_STEPS
-            pays = not is_cold or self._since_drafts >= self.COLD_INTERVAL - 1
         elif self._since_drafts >= self._trial_interval:
             choice = best(self.TRIAL_SHARE, batch)
             self._tries = choice.gain >= self.MIN_GAIN
