@@ -21,14 +21,14 @@ FIRST_STEPS = 3
 """Minimum steps before predictions are used; bounds the influence of a single step."""
 MAX_RESIDUAL = 0.12
 """Limit of one residual, and the minimum change of speed that is followed at once, as logarithms."""
-SPEED_TRACKING = 0.03
-"""Share of each residual by which costs are scaled; bounds how fast a slow drift is followed."""
+TRACKING = 0.03
+"""Share of each residual by which costs are scaled, and the machine's noise is adjusted; bounds how fast a slow drift is
+followed."""
 SPEED_WINDOW = 5
 """Number of latest residuals. If all but one are large, costs are scaled by their median; bounds how late a sudden
 change is noticed, and how many randomly slow steps look like one."""
-LARGE, LARGE_TRACKING = 3, 0.05
-"""A residual is large if it exceeds this multiple of their median size, which is tracked with this share per step;
-bounds how often noise looks like a change."""
+LARGE = 3
+"""A residual is large if it exceeds this multiple of their median size; bounds how often noise looks like a change."""
 KEPT_AFTER_CHANGE = 0.3
 """Weight of earlier steps after such a change, which may also have changed the cost of larger steps."""
 MAX_SLOWDOWN = 0.3
@@ -113,14 +113,14 @@ class StepCost:
         occur any more.
         """
         large = self._large
-        self._large *= math.exp(math.copysign(LARGE_TRACKING, LARGE * abs(residual) - large))
+        self._large *= math.exp(math.copysign(TRACKING, LARGE * abs(residual) - large))
         self._large = max(MAX_RESIDUAL, self._large)
         self._residuals.append(residual)
         ordered = sorted(self._residuals)
         if len(ordered) == SPEED_WINDOW and (ordered[1] > large or ordered[-2] < -large):
             self._residuals.clear()
             return math.exp(ordered[SPEED_WINDOW // 2]), self._keep * KEPT_AFTER_CHANGE
-        return math.exp(SPEED_TRACKING * min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL)), self._keep
+        return math.exp(TRACKING * min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL)), self._keep
 
     def _pad(self, rows: int) -> int:
         return int(self._padded[rows]) if rows < len(self._padded) else rows
@@ -130,6 +130,31 @@ class StepCost:
         rows = np.atleast_1d(np.asarray(rows, np.int64))
         seconds = np.empty(rows.shape)
         rows_seconds(self._weights, rows, np.array(prompt_tokens, np.int32), self._padded, seconds)
+        return seconds
+
+    def by_drafts(
+        self,
+        batch: int,
+        count: int,
+        context: float,
+        prompt_tokens: Sequence[int] = (0,),
+        share: float = 1.0,
+        limit: float = math.inf,
+    ) -> Float64:
+        """Seconds of the next step by its number of draft tokens, [count + 1], without those for the drafts' contexts.
+
+        Args:
+            batch: rows of the step without drafts and prompts.
+            count: maximum number of draft tokens.
+            context: thousands of tokens of all requests.
+            prompt_tokens: numbers of prompt tokens that the step may read, each with the same probability.
+            share: assumed cost of drafts as a share of the learned one; less than 1 for a trial.
+            limit: rows, without prompts, beyond which the cost is unknown and assumed to be infinite.
+        """
+        rows = np.arange(batch, batch + count + 1)
+        seconds = self.rows_cost(rows, prompt_tokens) + self.context * context
+        seconds[1:] = seconds[0] + share * (seconds[1:] - seconds[0] + self.verify)
+        seconds[rows > max(limit, batch)] = math.inf
         return seconds
 
     def state(self) -> dict[str, Any]:
@@ -149,28 +174,3 @@ class StepCost:
             raise ValueError("this is no record of step costs") from None
         self._model[:] = model
         self.steps, self.with_drafts, self.without_prompts, self.max_rows = counts.astype(int).tolist()
-
-
-class NextCost:
-    """Cost of the next step by its rows without prompts, in the form that `budget.choose` expects.
-
-    Args:
-        cost: the learned cost.
-        prompt_tokens: numbers of prompt tokens that the step may read, each with the same probability.
-        limit: rows from which on the cost is unknown and assumed to be too high.
-        share: assumed cost of drafts as a share of the learned one; less than 1 for a trial.
-    """
-
-    def __init__(
-        self, cost: StepCost, limit: float = math.inf, prompt_tokens: Sequence[int] = (0,), share: float = 1.0
-    ) -> None:
-        self._cost, self._limit, self._prompt_tokens, self._share = cost, limit, prompt_tokens, share
-        self.context, self.draft_context, self.verify = cost.context, share * cost.draft_context, share * cost.verify
-
-    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
-        """Seconds for an array of integers, the first of which is the rows of a step without drafts."""
-        rows = np.asarray(rows)
-        all_seconds = self._cost.rows_cost(rows, self._prompt_tokens)
-        seconds: Float64 = all_seconds[0] + self._share * (all_seconds - all_seconds[0])
-        seconds[1:][rows[1:] > self._limit] = math.inf
-        return seconds

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sam_core._sam import lowest_score, observe_drafts
 from sam_core.budget import Calibration, Choice, choose
-from sam_core.cost import FIRST_STEPS, MAX_RESIDUAL, NextCost, StepCost
+from sam_core.cost import FIRST_STEPS, MAX_RESIDUAL, StepCost
 
 Float64 = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.floating]
@@ -152,27 +152,21 @@ class AutoSwitch(Switch):
         graph_sizes: see StepCost.
     """
 
-    MIN_GAIN = 1.01
-    """Minimum predicted gain for drafts; bounds the loss by slightly wrong predictions."""
     MEMORY = 300
     """Steps after which a step's weight has fallen to 1/e; bounds how long costs of a past load count."""
-    COLD_STEPS, COLD_INTERVAL = 64, 4
-    """In the first steps, while few steps had drafts or few read no prompt, at most one in COLD_INTERVAL of the steps
-    that read prompts has drafts: in these steps the cost of drafts and the value of tokens are hard to tell."""
-    MAX_GROWTH = 2
-    """Maximum size of a step with drafts, as a multiple of earlier steps, since the cost of larger ones is unknown; of
-    a trial, as a multiple of its requests, which bounds what it costs. Not with `uniform`."""
-    FIRST_TRIAL = 8
-    """Steps without drafts before the first trial; bounds the loss where drafts never pay."""
-    TRIAL_SHARE = 0.5
-    """Cost of drafts that a trial assumes, as a share of the learned cost."""
+    FEW_STEPS = 64
+    """Minimum steps between two trials, where the maximum is MEMORY, and maximum steps between two checks, where the
+    minimum is 1; bounds what both cost. Also the first steps, in which `_is_cold` limits drafts."""
+    DOUBT = 2
+    """Factor by which costs may be wrong where they were not measured. A step is at most this multiple of earlier ones,
+    or a trial of its requests, unless `uniform`; a trial assumes that drafts cost this much less than learned."""
     MAX_IDLE_STEPS = 4
-    """Maximum consecutive steps in which drafts are not examined while they do not pay; bounds how late drafting begins
-    again."""
+    """Maximum consecutive steps in which drafts are not examined while they do not pay, or few are wanted; bounds how
+    late drafting begins again."""
     PROMPT_WINDOW = 16
     """Number of latest steps from which the prompt tokens of the next step are predicted."""
-    LARGE_BATCH, MIN_SCORE = 256, 0.5
-    """With this many requests or more, drafts end below this share of the lowest chosen score; bounds drafting time."""
+    MIN_SCORE = 0.5
+    """Drafts end below this share of the lowest chosen score; bounds drafting time."""
 
     def __init__(
         self,
@@ -189,7 +183,7 @@ class AutoSwitch(Switch):
         self._start: float | None = None
         self._rate, self._gain = 0.0, 1.0  # rate of the latest choice, gain of the latest one that paid
         self._checks = self._tries = False  # whether the running step is a check without drafts, a trial with drafts
-        self._check_interval, self._trial_interval = 1, self.FIRST_TRIAL
+        self._check_interval, self._trial_interval = 1, self.FEW_STEPS
         self._since_plain = self._since_drafts = 0
         self._idle = self._skip = self._batch = 0
         self._plans = False
@@ -231,10 +225,10 @@ class AutoSwitch(Switch):
         """Choose the intervals of trials, by whether a step with or without drafts was faster than predicted."""
         if drafts and self._tries:
             faster = residual < -MAX_RESIDUAL / 2
-            self._trial_interval = self.FIRST_TRIAL if faster else min(2 * self._trial_interval, self.MEMORY)
+            self._trial_interval = self.FEW_STEPS if faster else min(2 * self._trial_interval, self.MEMORY)
         elif self._checks and not drafts:
             faster = residual < -0.5 * math.log(self._gain)
-            self._check_interval = 1 if faster else min(2 * self._check_interval, self.MEMORY)
+            self._check_interval = 1 if faster else min(2 * self._check_interval, self.FEW_STEPS)
             self._checks = False
         self._tries = False
         self._since_plain = self._since_plain + 1 if drafts else 0
@@ -244,6 +238,13 @@ class AutoSwitch(Switch):
     def _likely(self) -> list[int]:
         """Numbers of prompt tokens that the next step may read, each with the same probability."""
         return [n for n in self._prompt_tokens if n or not self._reading]
+
+    @property
+    def _is_cold(self) -> bool:
+        """Whether the next step reads prompts while too few steps had drafts, or too few read no prompt, to tell the
+        cost of drafts and the value of tokens."""
+        seen = min(self.cost.with_drafts, self.cost.without_prompts)
+        return seen < FIRST_STEPS and self.cost.steps < self.FEW_STEPS and any(self._likely)
 
     def may_be_on(self, running: int) -> bool:
         """Always: the decision depends on this process's clock."""
@@ -256,12 +257,7 @@ class AutoSwitch(Switch):
         if running < self._batch:
             self._idle = self._skip = 0
         self._batch = running
-        cost = self.cost
-        if not cost.fitted:
-            return False
-        seen = min(cost.with_drafts, cost.without_prompts)
-        is_cold = any(self._likely) and seen < FIRST_STEPS and cost.steps < self.COLD_STEPS
-        if is_cold and self._since_drafts < self.COLD_INTERVAL - 1:
+        if not self.cost.fitted or self._is_cold and self._since_drafts < self.MAX_IDLE_STEPS:
             return False
         if self._since_plain >= self._check_interval:
             self._checks = True
@@ -295,8 +291,7 @@ class AutoSwitch(Switch):
         self.min_score = 0.0
         if chosen.any():
             self._scores = np.array(scores, np.float32, order="C")
-            if len(slots) >= self.LARGE_BATCH:
-                self.min_score = self.MIN_SCORE * lowest_score(self._scores, chosen)
+            self.min_score = self.MIN_SCORE * lowest_score(self._scores, chosen)
         return chosen
 
     def skip(self, slots: Int32, contexts: npt.NDArray[Any]) -> None:
@@ -312,24 +307,24 @@ class AutoSwitch(Switch):
         """Draft lengths int32 [B], those that pay or those of a trial; arguments as for `choose`."""
         batch = len(contexts)
         worth = self.calibration.correct(scores)
-        likely = self._likely
-        reads = any(likely)
+        likely, width = self._likely, self.k if uniform else 0
+        count = batch * width or int(lengths.sum())
 
         def best(share: float, rows: int) -> Choice:
-            limit = math.inf if uniform else self.MAX_GROWTH * rows
-            cost = NextCost(self.cost, limit, share=share)
-            with_prompts = NextCost(self.cost, limit, likely, share) if reads else None
-            width = self.k if uniform else 0
-            return choose(worth, lengths, contexts, cost, width, with_prompts, self._rate, self.steps)
+            limit = math.inf if uniform else self.DOUBT * rows
+            size, context = (batch, count, contexts.sum()), share * self.cost.draft_context
+            cost = self.cost.by_drafts(*size, (0,), share, limit)
+            with_prompts = self.cost.by_drafts(*size, likely, share, limit) if any(likely) else None
+            return choose(worth, lengths, contexts, cost, context, with_prompts, width, self._rate, self.steps)
 
         choice = best(1.0, max(self.cost.max_rows, batch))
         self._rate = choice.rate
-        pays = choice.gain >= self.MIN_GAIN
+        pays = bool(choice.lengths.any())
         if pays:
             self._gain = choice.gain
         elif self._since_drafts >= self._trial_interval:
-            choice = best(self.TRIAL_SHARE, batch)
-            self._tries = choice.gain >= self.MIN_GAIN
+            choice = best(1 / self.DOUBT, batch)
+            self._tries = bool(choice.lengths.any())
         if self._set(pays):
             self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", batch)
         return choice.lengths if pays or self._tries else np.zeros(batch, np.int32)
@@ -339,10 +334,7 @@ class AutoSwitch(Switch):
 
     def restore(self, state: dict[str, Any]) -> None:
         try:
-            if "samples" in state["cost"]:
-                self.logger.info("the costs of steps were saved by an earlier version of sam_core: learning them again")
-            else:
-                self.cost.restore(state["cost"])
+            self.cost.restore(state["cost"])
             self.calibration.restore(state["calibration"])
         except (KeyError, TypeError, OverflowError):
             raise ValueError("this is no record of a switch") from None
