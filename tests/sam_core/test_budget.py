@@ -346,7 +346,7 @@ def test_what_a_switch_learned_starts_another_one_but_for_costs_of_another_machi
     there.run(1)
     assert there.given.any(), "it waits to learn what it was told"
     there.run(100)
-    assert there.switch.calibration.offered.sum() > 100, "what drafts are worth is not forgotten"
+    assert there.switch.calibration.counts.sum() > 100, "what drafts are worth is not forgotten"
     assert there.switch.cost.rows_cost([2])[0] == pytest.approx(times * curve(2), rel=0.1)
     second = Machine(batch=2, accept=0.8)
     second.switch.restore(saved)
@@ -360,7 +360,7 @@ def test_a_record_that_is_none_is_refused():
     switch.restore(nothing)
     cost = nothing["cost"]
     costs = [{}, *(cost | bad for bad in ({"model": [[0]]}, {"counts": []}, {"counts": [1, 0, 0, 1]}))]
-    bad = [{"cost": cost} for cost in costs] + [{"calibration": {"offered": 24 * [math.nan], "accepted": 24 * [0]}}]
+    bad = [{"cost": cost} for cost in costs] + [{"calibration": [24 * [math.nan], 24 * [0]]}]
     for state in [None, *(nothing | changed for changed in bad)]:
         with pytest.raises(ValueError, match="no record"):
             switch.restore(state)

@@ -96,10 +96,8 @@ class Calibration:
     """Factor of the counts, per step."""
 
     def __init__(self) -> None:
+        self.counts = np.zeros((2, self.NUM_BINS))  # refused and accepted tokens
         self._centre = (np.arange(self.NUM_BINS) + 0.5) / self.NUM_BINS
-        self._prior = self.PRIOR_SAMPLES * self._centre
-        self.offered = np.zeros(self.NUM_BINS)
-        self.accepted = np.zeros(self.NUM_BINS)
         self._factors = np.ones(self.NUM_BINS)
 
     def observe(self, counts: Float64) -> None:
@@ -110,14 +108,10 @@ class Calibration:
         Args:
             counts: [2, NUM_BINS], verified draft tokens by their scores: refused ones, accepted ones.
         """
-        self.offered *= self.DECAY
-        self.offered += counts[0] + counts[1]
-        self.accepted *= self.DECAY
-        self.accepted += counts[1]
-        self._weigh()
-
-    def _weigh(self) -> None:
-        self._factors = (self.accepted + self._prior) / (self.offered * self._centre + self._prior)
+        self.counts *= self.DECAY
+        self.counts += counts
+        prior = self.PRIOR_SAMPLES * self._centre
+        self._factors = (self.counts[1] + prior) / (self.counts.sum(0) * self._centre + prior)
 
     def correct(self, scores: npt.NDArray[np.floating]) -> Float64:
         """Corrected scores [B, K], nonincreasing along a row."""
@@ -125,15 +119,14 @@ class Calibration:
         correct_scores(np.ascontiguousarray(scores, np.float32), self._factors, corrected)
         return corrected
 
-    def state(self) -> dict[str, list[float]]:
+    def state(self) -> list[list[float]]:
         """The counts, for JSON."""
-        return {"offered": self.offered.tolist(), "accepted": self.accepted.tolist()}
+        return self.counts.tolist()
 
-    def restore(self, state: dict[str, list[float]]) -> None:
+    def restore(self, state: list[list[float]]) -> None:
         """Restore what `state` returned; raises ValueError for anything else."""
-        offered, accepted = (np.asarray(state[name], float) for name in ("offered", "accepted"))
-        shaped = offered.shape == accepted.shape == (self.NUM_BINS,)
-        if not (shaped and np.isfinite(offered).all() and (accepted >= 0).all() and (accepted <= offered).all()):
+        counts = np.asarray(state, float)
+        if counts.shape != self.counts.shape or not (np.isfinite(counts) & (counts >= 0)).all():
             raise ValueError("this is no record of what scores were worth")
-        self.offered, self.accepted = offered, accepted
-        self._weigh()
+        self.counts = counts
+        self.observe(np.zeros_like(counts))

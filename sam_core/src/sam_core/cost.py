@@ -16,11 +16,11 @@ from sam_core._sam import learn_step, rows_seconds, step_seconds
 Float64 = npt.NDArray[np.float64]
 
 NUM_FEATURES = 19
-_ONE, _DRAFTS, _, _CONTEXT, _DRAFT_CONTEXT = range(5)  # the first features
 FIRST_STEPS = 3
 """Minimum steps before predictions are used; bounds the influence of a single step."""
-MAX_RESIDUAL = 0.12
-"""Limit of one residual, and the minimum change of speed that is followed at once, as logarithms."""
+MAX_RESIDUAL = 0.2
+"""Limit of one residual, as a logarithm. A step that is slower than that is ignored unless the previous one of its kind
+was, too; only larger changes of speed are followed at once. Bounds what a stall and noise do."""
 TRACKING = 0.03
 """Share of each residual by which costs are scaled, and the machine's noise is adjusted; bounds how fast a slow drift is
 followed."""
@@ -31,8 +31,6 @@ LARGE = 3
 """A residual is large if it exceeds this multiple of their median size; bounds how often noise looks like a change."""
 KEPT_AFTER_CHANGE = 0.3
 """Weight of earlier steps after such a change, which may also have changed the cost of larger steps."""
-MAX_SLOWDOWN = 0.3
-"""Residual from which a step is ignored unless the previous one of its kind was as slow; limits what a stall does."""
 
 
 class StepCost:
@@ -52,6 +50,8 @@ class StepCost:
         memory: in steps; by default nothing is forgotten.
         graph_sizes: rows of the captured graphs; the engine pads a step to the next larger one.
 
+    context, draft_context, verify: seconds per thousand tokens of context, and of draft context; seconds that a step with
+        drafts takes more.
     steps, with_drafts, without_prompts: number of steps so far, of those with drafts, and of those that read no prompt.
     max_rows: rows of the largest step that read no prompt and was not ignored.
     """
@@ -62,6 +62,7 @@ class StepCost:
         self._padded = sizes[np.searchsorted(sizes, np.arange(sizes[-1] + 1))]
         self._model = np.zeros((NUM_FEATURES + 3, NUM_FEATURES))  # see step_seconds in _sam.pyi
         self._weights = self._model[-1]
+        self.context = self.draft_context = self.verify = 0.0
         self.steps = self.with_drafts = self.without_prompts = 0
         self.max_rows = 1
         self._residuals: deque[float] = deque(maxlen=SPEED_WINDOW)
@@ -72,35 +73,25 @@ class StepCost:
     def fitted(self) -> bool:
         return self.steps >= FIRST_STEPS
 
-    @property
-    def context(self) -> float:
-        return float(self._weights[_CONTEXT])
-
-    @property
-    def draft_context(self) -> float:
-        return float(self._weights[_DRAFT_CONTEXT])
-
-    @property
-    def verify(self) -> float:
-        return float(self._weights[_DRAFTS])
-
     def learn(
         self, rows: int, drafts: bool, prompts: bool, context: float, draft_context: float, seconds: float
     ) -> float:
         """Learn from a step of `rows` >= 1; returns the logarithm of its seconds over the predicted ones."""
-        step = self._pad(rows), drafts, prompts, context, draft_context
+        padded = int(self._padded[rows]) if rows < len(self._padded) else rows
+        step = padded, drafts, prompts, context, draft_context
         self.steps += 1
         self.with_drafts += drafts
         self.without_prompts += not prompts
         if self.steps == 1:
-            self._weights[_ONE] = seconds
+            self._weights[0] = seconds
         residual = math.log(seconds / max(step_seconds(self._model, *step), 1e-12))
         follows = self._keep < 1 and self.steps > FIRST_STEPS
         factor, keep = self._follow(residual) if follows else (1.0, self._keep)
-        slow = residual > MAX_SLOWDOWN
+        slow = residual > MAX_RESIDUAL
         leave_out = slow and not self._was_slow[int(drafts)]
         self._was_slow[int(drafts)] = slow
         learn_step(self._model, *step, seconds, factor, keep, leave_out)
+        self._read_weights()
         if not (prompts or leave_out):
             self.max_rows = max(self.max_rows, rows)
         return residual
@@ -122,8 +113,8 @@ class StepCost:
             return math.exp(ordered[SPEED_WINDOW // 2]), self._keep * KEPT_AFTER_CHANGE
         return math.exp(TRACKING * min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL)), self._keep
 
-    def _pad(self, rows: int) -> int:
-        return int(self._padded[rows]) if rows < len(self._padded) else rows
+    def _read_weights(self) -> None:
+        _, self.verify, _, self.context, self.draft_context = self._weights[:5].tolist()
 
     def rows_cost(self, rows: npt.ArrayLike, prompt_tokens: Sequence[int] = (0,)) -> Float64:
         """Mean over the numbers n of f(rows + n), in seconds, for an array of integers."""
@@ -168,9 +159,10 @@ class StepCost:
             model, counts = np.asarray(state["model"], float), np.asarray(state["counts"], float)
             numbers = np.concatenate([model.ravel(), counts])
             plausible = (numbers >= 0).all() and np.isfinite(numbers).all() and counts[3] > 0
-            if model.shape != self._model.shape or not plausible or counts[0] and not model[-1].any():
-                raise ValueError
         except (IndexError, KeyError, TypeError, ValueError):
-            raise ValueError("this is no record of step costs") from None
+            plausible = False
+        if not plausible or model.shape != self._model.shape or counts[0] and not model[-1].any():
+            raise ValueError("this is no record of step costs")
         self._model[:] = model
+        self._read_weights()
         self.steps, self.with_drafts, self.without_prompts, self.max_rows = counts.astype(int).tolist()

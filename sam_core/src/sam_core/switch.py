@@ -156,7 +156,8 @@ class AutoSwitch(Switch):
     """Steps after which a step's weight has fallen to 1/e; bounds how long costs of a past load count."""
     FEW_STEPS = 64
     """Minimum steps between two trials, where the maximum is MEMORY, and maximum steps between two checks, where the
-    minimum is 1; bounds what both cost. Also the first steps, in which `_is_cold` limits drafts."""
+    minimum is 1; bounds what both cost. Also the first steps, in which few steps that read prompts have drafts as long
+    as too few with drafts, or without prompts, were timed to tell the cost of drafts and the value of tokens."""
     DOUBT = 2
     """Factor by which costs may be wrong where they were not measured. A step is at most this multiple of earlier ones,
     or a trial of its requests, unless `uniform`; a trial assumes that drafts cost this much less than learned."""
@@ -182,9 +183,9 @@ class AutoSwitch(Switch):
         self.calibration = Calibration()
         self._start: float | None = None
         self._rate, self._gain = 0.0, 1.0  # rate of the latest choice, gain of the latest one that paid
-        self._checks = self._tries = False  # whether the running step is a check without drafts, a trial with drafts
-        self._check_interval, self._trial_interval = 1, self.FEW_STEPS
-        self._since_plain = self._since_drafts = 0
+        self._intervals = [1, self.FEW_STEPS]  # of checks, of trials
+        self._explores: bool | None = None  # the next step without drafts is a check, that with drafts a trial
+        self._drafts, self._run = False, 0  # whether the latest step had drafts; number of such steps in a row
         self._idle = self._skip = self._batch = 0
         self._plans = False
         self._prompt_tokens = deque([0], maxlen=self.PROMPT_WINDOW)
@@ -222,29 +223,18 @@ class AutoSwitch(Switch):
             self._judge(drafted > 0, residual)
 
     def _judge(self, drafts: bool, residual: float) -> None:
-        """Choose the intervals of trials, by whether a step with or without drafts was faster than predicted."""
-        if drafts and self._tries:
-            faster = residual < -MAX_RESIDUAL / 2
-            self._trial_interval = self.FEW_STEPS if faster else min(2 * self._trial_interval, self.MEMORY)
-        elif self._checks and not drafts:
-            faster = residual < -0.5 * math.log(self._gain)
-            self._check_interval = 1 if faster else min(2 * self._check_interval, self.FEW_STEPS)
-            self._checks = False
-        self._tries = False
-        self._since_plain = self._since_plain + 1 if drafts else 0
-        self._since_drafts = 0 if drafts else self._since_drafts + 1
+        """Choose the interval of checks or trials, by whether this one was faster than predicted."""
+        if self._explores == drafts:
+            shortest, longest = (self.FEW_STEPS, self.MEMORY) if drafts else (1, self.FEW_STEPS)
+            faster = residual < (-MAX_RESIDUAL / 2 if drafts else -0.5 * math.log(self._gain))
+            self._intervals[drafts] = shortest if faster else min(2 * self._intervals[drafts], longest)
+            self._explores = None
+        self._run = self._run + 1 if drafts == self._drafts else 1
+        self._drafts = drafts
 
-    @property
     def _likely(self) -> list[int]:
         """Numbers of prompt tokens that the next step may read, each with the same probability."""
         return [n for n in self._prompt_tokens if n or not self._reading]
-
-    @property
-    def _is_cold(self) -> bool:
-        """Whether the next step reads prompts while too few steps had drafts, or too few read no prompt, to tell the
-        cost of drafts and the value of tokens."""
-        seen = min(self.cost.with_drafts, self.cost.without_prompts)
-        return seen < FIRST_STEPS and self.cost.steps < self.FEW_STEPS and any(self._likely)
 
     def may_be_on(self, running: int) -> bool:
         """Always: the decision depends on this process's clock."""
@@ -257,10 +247,13 @@ class AutoSwitch(Switch):
         if running < self._batch:
             self._idle = self._skip = 0
         self._batch = running
-        if not self.cost.fitted or self._is_cold and self._since_drafts < self.MAX_IDLE_STEPS:
+        seen = min(self.cost.with_drafts, self.cost.without_prompts)
+        cold = seen < FIRST_STEPS and self.cost.steps < self.FEW_STEPS and any(self._likely())
+        since_drafts = 0 if self._drafts else self._run
+        if not self.cost.fitted or cold and since_drafts < self.MAX_IDLE_STEPS:
             return False
-        if self._since_plain >= self._check_interval:
-            self._checks = True
+        if self._drafts and self._run >= self._intervals[False]:
+            self._explores = False
             return False
         if self._skip:
             self._skip -= 1
@@ -307,7 +300,7 @@ class AutoSwitch(Switch):
         """Draft lengths int32 [B], those that pay or those of a trial; arguments as for `choose`."""
         batch = len(contexts)
         worth = self.calibration.correct(scores)
-        likely, width = self._likely, self.k if uniform else 0
+        likely, width = self._likely(), self.k if uniform else 0
         count = batch * width or int(lengths.sum())
 
         def best(share: float, rows: int) -> Choice:
@@ -318,16 +311,16 @@ class AutoSwitch(Switch):
             return choose(worth, lengths, contexts, cost, context, with_prompts, width, self._rate, self.steps)
 
         choice = best(1.0, max(self.cost.max_rows, batch))
-        self._rate = choice.rate
+        self._rate, self._explores = choice.rate, None
         pays = bool(choice.lengths.any())
         if pays:
             self._gain = choice.gain
-        elif self._since_drafts >= self._trial_interval:
+        elif not self._drafts and self._run >= self._intervals[True]:
             choice = best(1 / self.DOUBT, batch)
-            self._tries = bool(choice.lengths.any())
+            self._explores = bool(choice.lengths.any()) or None
         if self._set(pays):
             self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", batch)
-        return choice.lengths if pays or self._tries else np.zeros(batch, np.int32)
+        return choice.lengths
 
     def state(self) -> dict[str, Any]:
         return {"cost": self.cost.state(), "calibration": self.calibration.state()}
