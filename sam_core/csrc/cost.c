@@ -2,6 +2,7 @@
 
 #include "cost.h"
 
+#include <math.h>
 #include <string.h>
 
 // Ridge penalties: each feature but rows begins with this many imaginary steps in which it cost nothing. They limit
@@ -13,7 +14,10 @@ static const double smooth = 0.05;
 // Errors are relative to the expected seconds, so that costs are unbiased: relative to the measured seconds they
 // would be too low on a noisy machine. This bounds the expected seconds, as a multiple of the measured ones.
 static const double max_unit = 2.7;
-enum { SWEEPS = 4 }; // of coordinate descent after each step; bounds the time of a fit
+// A fit ends after this many sweeps of coordinate descent, which bounds its time, or if a sweep changes the predictions
+// by less than this share (root mean square).
+enum { MAX_SWEEPS = 30 };
+static const double min_change = 1e-4;
 
 static void features_of(const cost_step *step, double x[COST_FEATURES]) {
     x[COST_ONE] = 1;
@@ -58,13 +62,16 @@ static void fit(cost_model *model, double unit) {
             a[i - 1][i] -= penalty;
         }
     }
-    double *w = model->weights;
-    for (int sweep = 0; sweep < SWEEPS; sweep++)
+    double *w = model->weights, changes = INFINITY;
+    for (int sweep = 0; sweep < MAX_SWEEPS && changes > min_change * min_change * model->counts[COST_ONE]; sweep++) {
+        changes = 0;
         for (int i = 0; i < COST_FEATURES; i++)
             if (a[i][i] > 1e-12) {
-                double next = w[i] + (model->moments[i] - dot(a[i], w)) / a[i][i];
+                double before = w[i], next = before + (model->moments[i] - dot(a[i], w)) / a[i][i];
                 w[i] = next > 0 ? next : 0;
+                changes += (w[i] - before) * (w[i] - before) * a[i][i];
             }
+    }
 }
 
 void cost_learn(cost_model *model, const cost_step *step, double seconds, double factor, double keep,

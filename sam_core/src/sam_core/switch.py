@@ -160,7 +160,8 @@ class AutoSwitch(Switch):
     as too few with drafts, or without prompts, were timed to tell the cost of drafts and the value of tokens."""
     DOUBT = 2
     """Factor by which costs may be wrong where they were not measured. A step is at most this multiple of earlier ones,
-    or a trial of its requests, unless `uniform`; a trial assumes that drafts cost this much less than learned."""
+    or a trial of its requests, unless `uniform`; a trial assumes that drafts cost this much less than learned, and
+    less the longer it is due: so it costs at most a share of the time since the previous one."""
     MAX_IDLE_STEPS = 4
     """Maximum consecutive steps in which drafts are not examined while they do not pay, or few are wanted; bounds how
     late drafting begins again."""
@@ -316,7 +317,7 @@ class AutoSwitch(Switch):
         if pays:
             self._gain = choice.gain
         elif not self._drafts and self._run >= self._intervals[True]:
-            choice = best(1 / self.DOUBT, batch)
+            choice = best(self._intervals[True] / self._run / self.DOUBT, batch)
             self._explores = bool(choice.lengths.any()) or None
         if self._set(pays):
             self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", batch)
