@@ -97,8 +97,6 @@ class Calibration:
 
     def __init__(self) -> None:
         self.counts = np.zeros((2, self.NUM_BINS))  # refused and accepted tokens
-        self._centre = (np.arange(self.NUM_BINS) + 0.5) / self.NUM_BINS
-        self._factors = np.ones(self.NUM_BINS)
 
     def observe(self, counts: Float64) -> None:
         """A step has ended.
@@ -110,13 +108,14 @@ class Calibration:
         """
         self.counts *= self.DECAY
         self.counts += counts
-        prior = self.PRIOR_SAMPLES * self._centre
-        self._factors = (self.counts[1] + prior) / (self.counts.sum(0) * self._centre + prior)
 
     def correct(self, scores: npt.NDArray[np.floating]) -> Float64:
         """Corrected scores [B, K], nonincreasing along a row."""
+        centre = (np.arange(self.NUM_BINS) + 0.5) / self.NUM_BINS
+        prior = self.PRIOR_SAMPLES * centre
+        factors = (self.counts[1] + prior) / (self.counts.sum(0) * centre + prior)
         corrected = np.empty(scores.shape)
-        correct_scores(np.ascontiguousarray(scores, np.float32), self._factors, corrected)
+        correct_scores(np.ascontiguousarray(scores, np.float32), factors, corrected)
         return corrected
 
     def state(self) -> list[list[float]]:
@@ -129,4 +128,3 @@ class Calibration:
         if counts.shape != self.counts.shape or not (np.isfinite(counts) & (counts >= 0)).all():
             raise ValueError("this is no record of what scores were worth")
         self.counts = counts
-        self.observe(np.zeros_like(counts))

@@ -22,8 +22,8 @@ MAX_RESIDUAL = 0.2
 """Limit of one residual, as a logarithm. A step that is slower than that is ignored unless the previous one of its kind
 was, too; only larger changes of speed are followed at once. Bounds what a stall and noise do."""
 TRACKING = 0.03
-"""Share of each residual by which costs are scaled, and the machine's noise is adjusted; bounds how fast a slow drift is
-followed."""
+"""Share of each residual by which costs are scaled, and by which the limit of large residuals is adjusted; bounds how
+fast a slow drift is followed."""
 SPEED_WINDOW = 5
 """Number of latest residuals. If all but one are large, costs are scaled by their median; bounds how late a sudden
 change is noticed, and how many randomly slow steps look like one."""
@@ -50,8 +50,8 @@ class StepCost:
         memory: in steps; by default nothing is forgotten.
         graph_sizes: rows of the captured graphs; the engine pads a step to the next larger one.
 
-    context, draft_context, verify: seconds per thousand tokens of context, and of draft context; seconds that a step with
-        drafts takes more.
+    context, draft_context: seconds per thousand tokens of context, and of draft context.
+    verify: seconds that a step with drafts takes more.
     steps, with_drafts, without_prompts: number of steps so far, of those with drafts, and of those that read no prompt.
     max_rows: rows of the largest step that read no prompt and was not ignored.
     """

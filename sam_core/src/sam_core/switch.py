@@ -302,12 +302,13 @@ class AutoSwitch(Switch):
         batch = len(contexts)
         worth = self.calibration.correct(scores)
         likely, width = self._likely(), self.k if uniform else 0
+        none = [0] if self.cost.without_prompts >= FIRST_STEPS else likely
         count = batch * width or int(lengths.sum())
 
         def best(share: float, rows: int) -> Choice:
             limit = math.inf if uniform else self.DOUBT * rows
             size, context = (batch, count, contexts.sum()), share * self.cost.draft_context
-            cost = self.cost.by_drafts(*size, (0,), share, limit)
+            cost = self.cost.by_drafts(*size, none, share, limit)
             with_prompts = self.cost.by_drafts(*size, likely, share, limit) if any(likely) else None
             return choose(worth, lengths, contexts, cost, context, with_prompts, width, self._rate, self.steps)
 
