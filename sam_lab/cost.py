@@ -131,16 +131,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class RunningCost:
-    """The cost of steps of `running` requests with `thousands` of tokens each, for sam_core.budget.choose.
-
-    `choose` adds the cost of contexts to that of rows; here the floor covers their sum, so all of it is part of the
-    rows.
-    """
+    """The cost of steps of `running` requests with `thousands` of tokens each, by rows."""
 
     cost: Cost
     running: int
     thousands: float
-    context = draft_context = verify = 0.0
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """Seconds of steps with these numbers of rows; rows beyond `running` are draft tokens."""

@@ -2,6 +2,7 @@
 
 #include "cost.h"
 
+#include <math.h>
 #include <string.h>
 
 // Ridge penalties: each feature but rows begins with this many imaginary steps in which it cost nothing. They limit
@@ -13,6 +14,10 @@ static const double smooth = 0.05;
 // Errors are relative to the expected seconds, so that costs are unbiased: relative to the measured seconds they
 // would be too low on a noisy machine. This bounds the expected seconds, as a multiple of the measured ones.
 static const double max_unit = 2.7;
+// A fit ends after this many sweeps of coordinate descent, which bounds its time, or if a sweep changes the predictions
+// by less than this share (root mean square).
+enum { MAX_SWEEPS = 30 };
+static const double min_change = 1e-4;
 
 static void features_of(const cost_step *step, double x[COST_FEATURES]) {
     x[COST_ONE] = 1;
@@ -41,14 +46,15 @@ double cost_seconds(const cost_model *model, const cost_step *step) {
     return dot(model->weights, x);
 }
 
-static void fit(cost_model *model, double mean, int sweeps) {
+// Slopes are compared in relation to `unit`, the expected seconds of this step.
+static void fit(cost_model *model, double unit) {
     double a[COST_FEATURES][COST_FEATURES];
     memcpy(a, model->gram, sizeof a);
     for (int i = COST_ONE; i < COST_ROWS; i++)
         if (model->counts[i] > 0)
             a[i][i] += ridge[i] * model->gram[i][i] / model->counts[i];
     for (int i = COST_ROWS; i < COST_FEATURES; i++) {
-        double width = (double)((int64_t)1 << (i - COST_ROWS)) / mean, penalty = smooth * width * width;
+        double width = (double)((int64_t)1 << (i - COST_ROWS)) / unit, penalty = smooth * width * width;
         a[i][i] += penalty;
         if (i > COST_ROWS) {
             a[i - 1][i - 1] += penalty;
@@ -56,17 +62,20 @@ static void fit(cost_model *model, double mean, int sweeps) {
             a[i - 1][i] -= penalty;
         }
     }
-    double *w = model->weights;
-    for (int sweep = 0; sweep < sweeps; sweep++)
+    double *w = model->weights, changes = INFINITY;
+    for (int sweep = 0; sweep < MAX_SWEEPS && changes > min_change * min_change * model->counts[COST_ONE]; sweep++) {
+        changes = 0;
         for (int i = 0; i < COST_FEATURES; i++)
             if (a[i][i] > 1e-12) {
-                double next = w[i] + (model->moments[i] - dot(a[i], w)) / a[i][i];
+                double before = w[i], next = before + (model->moments[i] - dot(a[i], w)) / a[i][i];
                 w[i] = next > 0 ? next : 0;
+                changes += (w[i] - before) * (w[i] - before) * a[i][i];
             }
+    }
 }
 
 void cost_learn(cost_model *model, const cost_step *step, double seconds, double factor, double keep,
-                bool leave_out, double mean, int sweeps) {
+                bool leave_out) {
     double x[COST_FEATURES], more = leave_out ? 0 : 1;
     features_of(step, x);
     for (int i = 0; i < COST_FEATURES; i++)
@@ -83,7 +92,7 @@ void cost_learn(cost_model *model, const cost_step *step, double seconds, double
         for (int j = 0; j < COST_FEATURES; j++)
             model->gram[i][j] = keep / (factor * factor) * model->gram[i][j] + share * (x[j] / unit);
     }
-    fit(model, mean, sweeps);
+    fit(model, unit);
 }
 
 void cost_rows(const double weights[COST_FEATURES], const int64_t *rows, size_t count, const int32_t *more,

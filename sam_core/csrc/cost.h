@@ -33,10 +33,9 @@ typedef struct {
 double cost_seconds(const cost_model *model, const cost_step *step);
 
 // Multiplies all costs learned so far by `factor`, fades the sums by the factor `keep`, adds a step that took `seconds`
-// unless it is to be left out, and fits the costs by `sweeps` of coordinate descent. `mean` is the seconds of a usual
-// step, in which slopes are compared.
+// unless it is to be left out, and fits the costs.
 void cost_learn(cost_model *model, const cost_step *step, double seconds, double factor, double keep,
-                bool leave_out, double mean, int sweeps);
+                bool leave_out);
 
 // Seconds of a step for each of these numbers of `rows`, without contexts, and of the constants with the first only:
 // the mean over steps that have more rows by each number in `more`. Rows below `num_padded` count as padded[rows].

@@ -191,11 +191,11 @@ static PyObject *step_seconds(PyObject *Py_UNUSED(module), PyObject *const *args
 }
 
 PyDoc_STRVAR(learn_step_doc, "learn_step(model, rows, drafts, prompts, context, draft_context, seconds, "
-                             "factor, keep, leave_out, mean, sweeps, /)\n--\n\n"
+                             "factor, keep, leave_out, /)\n--\n\n"
                              "Scale and fade what was learned, add a step, and fit the costs.");
 
 static PyObject *learn_step(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    enum { SECONDS, FACTOR, KEEP, LEAVE_OUT, MEAN, SWEEPS, NUMBERS };
+    enum { SECONDS, FACTOR, KEEP, LEAVE_OUT, NUMBERS };
     Py_buffer view = {0};
     cost_step step;
     double numbers[NUMBERS];
@@ -204,12 +204,11 @@ static PyObject *learn_step(PyObject *Py_UNUSED(module), PyObject *const *args, 
         get_model(args[0], true, &view) < 0 || get_step(args + 1, &step) < 0 ||
         get_numbers(args + 1 + STEP_NUMBERS, NUMBERS, numbers) < 0)
         goto done;
-    if (!(numbers[SECONDS] > 0 && numbers[FACTOR] > 0 && numbers[MEAN] > 0)) {
-        PyErr_SetString(PyExc_ValueError, "seconds, factor and mean must be greater than 0");
+    if (!(numbers[SECONDS] > 0 && numbers[FACTOR] > 0)) {
+        PyErr_SetString(PyExc_ValueError, "seconds and factor must be greater than 0");
         goto done;
     }
-    cost_learn(view.buf, &step, numbers[SECONDS], numbers[FACTOR], numbers[KEEP], numbers[LEAVE_OUT] != 0,
-               numbers[MEAN], (int)numbers[SWEEPS]);
+    cost_learn(view.buf, &step, numbers[SECONDS], numbers[FACTOR], numbers[KEEP], numbers[LEAVE_OUT] != 0);
     result = Py_NewRef(Py_None);
 done:
     PyBuffer_Release(&view);

@@ -71,7 +71,9 @@ class Acceptance:
                 draws = max(8, DRAWS // int(n))
                 for _ in range(draws):
                     drawn = rng.integers(len(self.accepted[bin_]), size=n)
-                    chosen, better, *_ = choose(self.worth[bin_][drawn], lengths[bin_][drawn], none, steps)
+                    most = lengths[bin_][drawn]
+                    of_drafts = steps.rows_cost(np.arange(n, n + most.sum() + 1))
+                    chosen, better, *_ = choose(self.worth[bin_][drawn], most, none, of_drafts)
                     verified = int(chosen.sum()) if better >= margin else 0
                     seconds += float(steps.rows_cost(n + verified))
                     if verified:

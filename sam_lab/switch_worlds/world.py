@@ -30,7 +30,7 @@ SIZES = {"multiples of 8": [1, 2, 4, *range(8, 513, 8)], "powers of 2": [1 << i 
 
 @dataclass(frozen=True)
 class Curve:
-    """True cost of a step, in the form that sam_core.budget.choose expects.
+    """True cost of a step.
 
     A step takes f(rows + prompt_rows) + context * (thousands of tokens held + read) + draft_context * (for each draft
     token, the thousands of tokens of its request) seconds, and `verify` more if it has drafts. Here f is
@@ -54,6 +54,14 @@ class Curve:
             rows = np.maximum(rows, padded)
         return self.fixed + self.row * np.maximum(self.knee, rows)
 
+    def by_drafts(self, contexts: Float64, count: int, read: Sequence[int] = (0,)) -> Float64:
+        """Seconds by the number of draft tokens up to `count`, as sam_core.budget.choose expects them: the mean over
+        steps that read each of these numbers of prompt tokens."""
+        rows = len(contexts) + np.arange(count + 1)
+        seconds = self.rows_cost(rows + np.asarray(read)[:, None]).mean(0) + self.context * contexts.sum()
+        seconds[1:] += self.verify
+        return seconds
+
     def step(self, given: npt.NDArray[np.int32], contexts: Float64) -> float:
         """Seconds of a step whose requests have `contexts` thousand tokens and `given` draft tokens each."""
         rows = float(self.rows_cost(len(contexts) + int(given.sum()))) + self.verify * bool(given.any())
@@ -73,30 +81,6 @@ class Clocked(Curve):
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         assert self.cost
         return self.cost.rows_cost(np.asarray(rows, float) + self.prompt_rows)
-
-
-@dataclass(frozen=True)
-class Expected:
-    """Mean cost over steps that read 0, 1, ... prompt tokens: one step for each number in `read`."""
-
-    curve: Curve
-    read: Sequence[int]
-
-    @property
-    def context(self) -> float:
-        return self.curve.context
-
-    @property
-    def draft_context(self) -> float:
-        return self.curve.draft_context
-
-    @property
-    def verify(self) -> float:
-        return self.curve.verify
-
-    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
-        more = np.asarray(self.read)[:, None]
-        return self.curve.rows_cost(np.atleast_1d(rows)[None, :] + more).mean(0)
 
 
 class Scenario:
@@ -366,17 +350,19 @@ def _judge(
     def tokens(n: npt.NDArray[np.int32]) -> Float64:
         return len(contexts) + sums[np.arange(len(contexts)), n].sum(-1)
 
-    of_plain = choose(truth, lengths, contexts, curve).lengths
+    count = int(lengths.sum())
+    drafts = truth, lengths, contexts, curve.by_drafts(contexts, count), curve.draft_context
+    of_plain = choose(*drafts).lengths
     best, foresight = of_plain, of_plain
     if any(likely):
-        best = choose(truth, lengths, contexts, curve, with_prompts=Expected(curve, likely)).lengths
+        best = choose(*drafts, curve.by_drafts(contexts, count, likely)).lengths
     worth = 0.0
     if with_prompts.prompt_rows:
         worth = curve.step(of_plain, contexts) / float(tokens(of_plain))
-        foresight = choose(truth, lengths, contexts, curve, with_prompts=with_prompts).lengths
+        foresight = choose(*drafts, with_prompts.by_drafts(contexts, count)).lengths
     every = np.array([given, best, foresight, none, lengths if running <= THRESHOLD else none])
-    count = tokens(every)
+    made = tokens(every)
     cost = with_prompts.rows_cost(len(contexts) + every.sum(1)) + with_prompts.draft_context * (every @ contexts)
     cost += with_prompts.context * (contexts.sum() + with_prompts.read) + with_prompts.verify * every.any(1)
-    cost = cost + (count[0] - count) * worth if with_prompts.prompt_rows else cost * count[0] / count
+    cost = cost + (made[0] - made) * worth if with_prompts.prompt_rows else cost * made[0] / made
     return dict(zip(ARMS, cost.tolist(), strict=True))

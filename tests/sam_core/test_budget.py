@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sam_core._sam import observe_drafts
 from sam_core.budget import Calibration, choose
-from sam_core.cost import NextCost, StepCost
+from sam_core.cost import StepCost
 from sam_core.switch import AutoSwitch, BatchSwitch
 
 
@@ -18,48 +18,25 @@ def curve(rows):
     return 0.08 * np.maximum(1, np.asarray(rows) / 6) ** 0.9
 
 
-class Mean:
-    """Of a cost and of that with prompts, which a step reads with more than 0 of these equally probable tokens."""
-
-    context = 0.0
-
-    def __init__(self, cost, prompt, read):
-        self.each = [(prompt if n else cost, n) for n in read]
-        self.draft_context, self.verify = cost.draft_context, np.mean([cost.verify for cost, _ in self.each])
-
-    def rows_cost(self, rows):
-        return np.mean([cost.rows_cost(np.asarray(rows) + n) for cost, n in self.each], 0)
+def padded(rng, batch, count):
+    """Seconds of steps that are padded, so that many totals are candidates, by their number of draft tokens."""
+    size, rows = int(rng.integers(1, 40)), batch + np.arange(count + 1)
+    verify = rng.random() * rng.choice([0.0, 1e-3, 0.1]) * (rows > batch)
+    return rng.random() + 0.01 * np.ceil(rows / size) * size + verify
 
 
-class Padded:
-    """A cost of steps that are padded, so that many totals are candidates."""
-
-    def __init__(self, rng):
-        self.size, self.fixed = int(rng.integers(1, 40)), rng.random()
-        self.context, self.draft_context, self.verify = rng.random(3) * rng.choice([0.0, 1e-3, 0.1], 3)
-
-    def rows_cost(self, rows):
-        return self.fixed + 0.01 * np.ceil(np.asarray(rows, float) / self.size) * self.size
-
-
-def seconds(drafts, batch, cost, contexts):
-    """Of the rows of a step with so many draft tokens in all."""
-    drafts = np.asarray(drafts)
-    return cost.rows_cost(batch + drafts) + cost.context * contexts.sum() + cost.verify * (drafts > 0)
-
-
-def value(n, price, scores, contexts, cost):
+def value(n, price, scores, contexts, seconds, draft_context):
     """Tokens of a step with drafts of these lengths, less what it takes at this price of a second."""
     tokens = len(n) + scores[np.arange(scores.shape[1]) < n[:, None]].sum()
-    return tokens - price * (seconds(n.sum(), len(n), cost, contexts) + cost.draft_context * n @ contexts)
+    return tokens - price * (seconds[n.sum()] + draft_context * n @ contexts)
 
 
-def most(price, scores, lengths, contexts, cost):
+def most(price, scores, lengths, contexts, seconds, draft_context):
     """The largest value of any drafts: of each total the best tokens, which form prefixes since scores fall."""
-    worth = scores - price * cost.draft_context * contexts[:, None]
+    worth = scores - price * draft_context * contexts[:, None]
     worth = np.sort(worth[np.arange(scores.shape[1]) < lengths[:, None]])[::-1]
     tokens = len(scores) + np.concatenate([[0.0], np.cumsum(worth)])
-    return (tokens - price * seconds(np.arange(len(tokens)), len(scores), cost, contexts)).max()
+    return (tokens - price * seconds[: len(tokens)]).max()
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -72,39 +49,40 @@ def test_the_choice_is_the_best_of_all(seed):
     contexts, lengths = rng.random(batch) * 5, rng.integers(0, k + 1, batch).astype(np.int32)
     if seed % 3 == 0:  # ties, also of tokens of other scores and contexts
         scores, contexts = np.ceil(scores * 4) / 4, np.round(contexts)
-    cost, prompt, read = Padded(rng), Padded(rng), rng.integers(0, 7, rng.integers(1, 5)).tolist()
+    every, total = [padded(rng, batch, batch * k) for _ in range(2)], int(lengths.sum())
+    every.append(float(rng.random() * rng.choice([0.0, 1e-3, 0.1])))
+    (seconds, prompts), draft_context = [each[: total + 1] for each in every[:2]], every[2]
     given, nothing, zero = (scores, lengths, contexts), np.zeros(batch, int), pytest.approx(0, abs=1e-9 * batch)
-    plain = batch / float(seconds(0, batch, cost, contexts))
-    chosen, gain, price, accepted = choose(*given, cost)
+    plain, cost, expected = batch / seconds[0], (seconds, draft_context), (prompts, draft_context)
+    chosen, gain, price, accepted = choose(*given, *cost)
     assert (chosen >= 0).all() and (chosen <= lengths).all() and gain == pytest.approx(price / plain)
-    assert value(chosen, price, scores, contexts, cost) == zero and most(price, *given, cost) == zero
+    assert value(chosen, price, scores, contexts, *cost) == zero and most(price, *given, *cost) == zero
     assert accepted == pytest.approx(scores[np.arange(k) < chosen[:, None]].sum())
     for times in (1e-3, 0.7, 1.0, 1.1, 30):
-        guessed = choose(*given, cost, guess=times * price, turn=seed)
-        assert guessed.gain == pytest.approx(gain) and value(guessed.lengths, price, scores, contexts, cost) == zero
+        guessed = choose(*given, *cost, guess=times * price, turn=seed)
+        assert guessed.gain == pytest.approx(gain) and value(guessed.lengths, price, scores, contexts, *cost) == zero
 
-    expected = Mean(cost, prompt, read)
-    chosen, gain_with_prompts, *_ = choose(*given, cost, 0, expected)
-    best = most(price, *given, expected)
-    assert value(chosen, price, scores, contexts, expected) == pytest.approx(best, abs=1e-9)
-    worth = best - value(nothing, price, scores, contexts, expected)
+    chosen, gain_with_prompts, *_ = choose(*given, *cost, prompts)
+    best = most(price, *given, *expected)
+    assert value(chosen, price, scores, contexts, *expected) == pytest.approx(best, abs=1e-9)
+    worth = best - value(nothing, price, scores, contexts, *expected)
     assert gain_with_prompts == pytest.approx(max(1.0, 1 + worth / batch))
 
-    scores = np.where(np.arange(k) < lengths[:, None], scores, 0.0)
-    chosen, gain, price, _ = choose(*given, cost, uniform=k)
-    values = [value(n, price, scores, contexts, cost) for n in (nothing, nothing + k)]
+    scores, (seconds, prompts, _) = np.where(np.arange(k) < lengths[:, None], scores, 0.0), every
+    chosen, gain, price, _ = choose(*given, seconds, draft_context, uniform=k)
+    values = [value(n, price, scores, contexts, seconds, draft_context) for n in (nothing, nothing + k)]
     assert max(values) == zero and gain == pytest.approx(price / plain)
     assert set(chosen.tolist()) == {k if gain > 1 else 0}
-    chosen, gain_with_prompts, *_ = choose(*given, cost, k, expected)
-    worth = np.subtract(*(value(n, price, scores, contexts, expected) for n in (nothing + k, nothing)))
+    chosen, gain_with_prompts, *_ = choose(*given, seconds, draft_context, prompts, k)
+    worth = np.subtract(*(value(n, price, scores, contexts, prompts, draft_context) for n in (nothing + k, nothing)))
     assert gain_with_prompts == pytest.approx(max(1.0, 1 + worth / batch))
     assert set(chosen.tolist()) == {k if gain_with_prompts > 1 else 0}
 
 
 def test_equal_tokens_take_turns():
-    scores, lengths, cost = np.full((7, 2), 0.5), np.full(7, 2, np.int32), Padded(np.random.default_rng(0))
-    cost.size, cost.draft_context = 5, 0.0  # 13 drafts fill the padding
-    got = [choose(scores, lengths, np.zeros(7), cost, turn=turn).lengths for turn in range(9)]
+    scores, lengths = np.full((7, 2), 0.5), np.full(7, 2, np.int32)
+    seconds = 0.5 + 0.01 * np.ceil(np.arange(7, 22) / 5) * 5  # 13 drafts fill the padding
+    got = [choose(scores, lengths, np.zeros(7), seconds, turn=turn).lengths for turn in range(9)]
     assert got[0].sum() == 13 and np.array_equal(got, [np.roll(got[0], turn) for turn in range(9)])
 
 
@@ -148,9 +126,9 @@ def test_costs_are_those_of_a_linear_machine():
     assert cost.rows_cost(rows) == pytest.approx(seconds(rows, 0, 0, 0, 0), rel=0.05)
     assert cost.rows_cost(25) == cost.rows_cost(32) < cost.rows_cost(33)
     read = [0, 7, 7, 600]
-    expected = NextCost(cost, 300, read, share=0.5).rows_cost(rows)
-    mean = np.mean([cost.rows_cost(rows + n) for n in read], 0)
-    assert expected[:3] == pytest.approx((mean[:1] + mean[:3]) / 2) and np.isinf(expected[3:]).all()
+    expected, rows = cost.by_drafts(30, 400, 2.0, read, 0.5, limit=300), np.arange(30, 431)
+    mean = np.mean([cost.rows_cost(rows + n) for n in read], 0) + 2 * cost.context + cost.verify * (rows > 30)
+    assert expected[:271] == pytest.approx((mean[0] + mean[:271]) / 2) and np.isinf(expected[271:]).all()
 
 
 def test_scores_that_promise_too_much_are_corrected():
@@ -280,14 +258,14 @@ def test_plain_steps_show_that_drafts_no_longer_pay():
 
 def test_few_drafts_in_steps_that_read_prompts_before_their_cost_is_known():
     machine, steps_on = Machine(batch=8, accept=0.8, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows)), []
-    cold = AutoSwitch.COLD_STEPS - 8
+    cold = AutoSwitch.FEW_STEPS - 8
     for read, steps in ((2048, 8), (2048, cold), (2048, 60), (0, 60), (2048, 60)):
         for _ in range(steps):
             machine.read = int(machine.rng.integers(read // 8, read + 1))
             machine.step()
         steps_on.append(machine.switch.steps_on)
     more = np.diff(steps_on)
-    assert steps_on[0] <= 1 and 1 <= more[0] <= cold / AutoSwitch.COLD_INTERVAL + 1
+    assert steps_on[0] <= 1 and 1 <= more[0] <= cold / (AutoSwitch.MAX_IDLE_STEPS + 1) + 1
     assert min(more[1:]) > 20, "a server that always reads prompts drafts too"
 
 
@@ -295,7 +273,7 @@ def test_a_server_whose_steps_all_read_the_same_number_of_prompt_tokens_drafts()
     """Only how much a step costs beside its prompts can be learned there, not how long one without prompts takes."""
     machine = Machine(batch=8, accept=0.8, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows))
     machine.read = 2048
-    machine.run(AutoSwitch.COLD_STEPS)
+    machine.run(AutoSwitch.FEW_STEPS)
     before = machine.switch.steps_on
     machine.run(300)
     assert machine.switch.steps_on - before > 200
@@ -319,7 +297,7 @@ def test_a_trial_drafts_about_a_token_of_each_request():
     most = 0
     for _ in range(600):
         machine.step()
-        most = max(most, int(machine.given.sum()))
+        most = max(most, 0 if machine.switch.on else int(machine.given.sum()))
     assert 0 < most <= machine.batch
 
 
@@ -368,7 +346,7 @@ def test_what_a_switch_learned_starts_another_one_but_for_costs_of_another_machi
     there.run(1)
     assert there.given.any(), "it waits to learn what it was told"
     there.run(100)
-    assert there.switch.calibration.offered.sum() > 100, "what drafts are worth is not forgotten"
+    assert there.switch.calibration.counts.sum() > 100, "what drafts are worth is not forgotten"
     assert there.switch.cost.rows_cost([2])[0] == pytest.approx(times * curve(2), rel=0.1)
     second = Machine(batch=2, accept=0.8)
     second.switch.restore(saved)
@@ -381,10 +359,8 @@ def test_a_record_that_is_none_is_refused():
     nothing = switch.state()
     switch.restore(nothing)
     cost = nothing["cost"]
-    costs = [{}, *(cost | bad for bad in ({"model": [[0]]}, {"counts": []}, {"mean": math.nan}))]
-    bad = [{"cost": cost} for cost in costs] + [{"calibration": {"offered": 24 * [math.nan], "accepted": 24 * [0]}}]
-    switch.restore(nothing | {"cost": {"samples": [[[8, 1.0, 0.0, 0.02]]]}})  # an earlier version's
-    assert not switch.cost.fitted
+    costs = [{}, *(cost | bad for bad in ({"model": [[0]]}, {"counts": []}, {"counts": [1, 0, 0, 1]}))]
+    bad = [{"cost": cost} for cost in costs] + [{"calibration": [24 * [math.nan], 24 * [0]]}]
     for state in [None, *(nothing | changed for changed in bad)]:
         with pytest.raises(ValueError, match="no record"):
             switch.restore(state)

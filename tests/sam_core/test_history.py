@@ -105,7 +105,7 @@ def test_an_engine_that_is_never_idle_saves_during_its_requests(tmp_path):
     end_process()
     second = make(tmp_path, **auto)
     assert second.switch.state() == proposer.switch.state() and second.switch.cost.fitted
-    assert second.switch.calibration.offered.sum() > 1.9
+    assert second.switch.calibration.counts.sum() > 1.9
 
 
 def test_one_save_at_a_time(tmp_path, monkeypatch):

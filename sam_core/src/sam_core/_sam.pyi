@@ -463,8 +463,6 @@ def learn_step(
     factor: float,
     keep: float,
     leave_out: bool,
-    mean: float,
-    sweeps: int,
     /,
 ) -> None:
     """Scale and fade what was learned, add a step, and fit the costs; the first arguments are those of `step_seconds`.
@@ -475,8 +473,6 @@ def learn_step(
         factor: by which all costs learned so far are multiplied.
         keep: factor by which earlier steps fade.
         leave_out: the step is not added.
-        mean: seconds of a usual step.
-        sweeps: number of sweeps of coordinate descent.
     """
 
 def rows_seconds(weights: Float64, rows: Int64, more: Int32, padded: Int32, seconds: Float64, /) -> None:

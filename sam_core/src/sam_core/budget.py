@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +12,6 @@ from sam_core._sam import choose_drafts, correct_scores
 
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
-
-
-class CostModel(Protocol):
-    """The cost of a step; see StepCost."""
-
-    @property
-    def context(self) -> float: ...
-
-    @property
-    def draft_context(self) -> float: ...
-
-    @property
-    def verify(self) -> float: ...
-
-    def rows_cost(self, rows: npt.ArrayLike) -> Float64: ...
 
 
 class Choice(NamedTuple):
@@ -49,19 +34,19 @@ def choose(
     scores: npt.NDArray[np.floating],
     lengths: Int32,
     contexts: Float64,
-    cost: CostModel,
+    seconds: Float64,
+    draft_context: float = 0.0,
+    with_prompts: Float64 | None = None,
     uniform: int = 0,
-    with_prompts: CostModel | None = None,
     guess: float = 0.0,
     turn: int = 0,
 ) -> Choice:
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
     A step of B requests with n_i draft tokens each emits B + sum of scores[i, :n_i] tokens and takes
-    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds, and a constant more if there is any draft. At
-    a given price of a second, the best tokens for each total are those with the highest score minus cost; since scores
-    fall along a draft, they form prefixes. The price is the best ratio itself, which Dinkelbach's iteration finds
-    without overshooting. So the choice is exact.
+    seconds[sum n_i] + draft_context * sum n_i * contexts_i. At a given price of a second, the best tokens for each
+    total are those with the highest score minus cost; since scores fall along a draft, they form prefixes. The price is
+    the best ratio itself, which Dinkelbach's iteration finds without overshooting. So the choice is exact.
 
     Prompts have to be read in any case. In a step that reads prompts a second has the same price as in one that reads
     none, and the drafts maximize (expected tokens) - price * (seconds).
@@ -70,41 +55,29 @@ def choose(
         scores: [B, K], probability that a draft is accepted up to each token; nonincreasing along a row.
         lengths: int32 [B], tokens of each draft, at most K.
         contexts: [B], tokens of each request, in thousands.
-        cost: the cost of a step.
+        seconds: [N + 1], cost of a step without prompts by its number of draft tokens; N is the sum of lengths, or
+            B * uniform.
+        draft_context: seconds for each draft token and each thousand tokens of its request.
+        with_prompts: [N + 1], cost of the step with the prompts that it reads; None: it reads none.
         uniform: 0, or a number of tokens that either all requests or none get, as captured graphs need; padding of
             shorter drafts is assumed to be rejected.
-        with_prompts: cost of the step with the prompts that it reads, by its number of other rows; None: it reads none.
         guess: a guess of the rate, such as that of the previous step; it only affects the time to find the rate.
         turn: among tokens of equal value, those of request turn % B and the following ones come first. A number that
             changes from step to step gives all requests their turn.
     """
     batch, k = scores.shape
-    base = cost.context * contexts.sum()
-    if uniform:
-        live = np.arange(k) < lengths[:, None]
-        tokens = batch + float(scores[live].sum())
-        plain, seconds = (cost.rows_cost([batch, batch * (1 + uniform)]) + base).tolist()
-        seconds += cost.draft_context * uniform * contexts.sum() + cost.verify
-        gain = max(1.0, tokens / seconds * plain / batch)
-        rate = gain * batch / plain
-        if with_prompts:
-            both = with_prompts.rows_cost([batch, batch * (1 + uniform)])
-            more = both[1] - both[0] + with_prompts.draft_context * uniform * contexts.sum() + with_prompts.verify
-            gain = max(1.0, 1 + float(tokens - batch - rate * more) / batch)
-        pays = gain > 1
-        return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
+    if uniform:  # one request with one draft token stands for all
+        score = scores[np.arange(k) < lengths[:, None]].sum() / batch
+        context = np.array([uniform * contexts.sum()])
+        both = with_prompts[[0, -1]] if with_prompts is not None else None
+        one = choose(np.full((1, 1), score), np.ones(1, np.int32), context, seconds[[0, -1]], draft_context, both)
+        return Choice(np.repeat(uniform * one.lengths, batch), one.gain, batch * one.rate, batch * one.accepted)
     chosen = np.empty(batch, np.int32)
     drafts = np.ascontiguousarray(scores, np.float64), np.ascontiguousarray(lengths, np.int32), contexts
-    rows = np.arange(batch, batch + int(lengths.sum()) + 1)
-    seconds = cost.rows_cost(rows) + base
-    seconds[1:] += cost.verify
-    plain = float(seconds[0])
-    rate, accepted, _ = choose_drafts(*drafts, seconds, chosen, cost.draft_context, guess, False, turn)
-    gain = rate * plain / batch
-    if with_prompts:
-        seconds = np.array(with_prompts.rows_cost(rows))
-        seconds[1:] += with_prompts.verify
-        _, accepted, gained = choose_drafts(*drafts, seconds, chosen, with_prompts.draft_context, rate, True, turn)
+    rate, accepted, _ = choose_drafts(*drafts, seconds, chosen, draft_context, guess, False, turn)
+    gain = rate * float(seconds[0]) / batch
+    if with_prompts is not None:
+        _, accepted, gained = choose_drafts(*drafts, with_prompts, chosen, draft_context, rate, True, turn)
         gain = 1 + gained / batch
     return Choice(chosen, gain, rate, accepted)
 
@@ -123,11 +96,7 @@ class Calibration:
     """Factor of the counts, per step."""
 
     def __init__(self) -> None:
-        self._centre = (np.arange(self.NUM_BINS) + 0.5) / self.NUM_BINS
-        self._prior = self.PRIOR_SAMPLES * self._centre
-        self.offered = np.zeros(self.NUM_BINS)
-        self.accepted = np.zeros(self.NUM_BINS)
-        self._factors = np.ones(self.NUM_BINS)
+        self.counts = np.zeros((2, self.NUM_BINS))  # refused and accepted tokens
 
     def observe(self, counts: Float64) -> None:
         """A step has ended.
@@ -137,30 +106,25 @@ class Calibration:
         Args:
             counts: [2, NUM_BINS], verified draft tokens by their scores: refused ones, accepted ones.
         """
-        self.offered *= self.DECAY
-        self.offered += counts[0] + counts[1]
-        self.accepted *= self.DECAY
-        self.accepted += counts[1]
-        self._weigh()
-
-    def _weigh(self) -> None:
-        self._factors = (self.accepted + self._prior) / (self.offered * self._centre + self._prior)
+        self.counts *= self.DECAY
+        self.counts += counts
 
     def correct(self, scores: npt.NDArray[np.floating]) -> Float64:
         """Corrected scores [B, K], nonincreasing along a row."""
+        centre = (np.arange(self.NUM_BINS) + 0.5) / self.NUM_BINS
+        prior = self.PRIOR_SAMPLES * centre
+        factors = (self.counts[1] + prior) / (self.counts.sum(0) * centre + prior)
         corrected = np.empty(scores.shape)
-        correct_scores(np.ascontiguousarray(scores, np.float32), self._factors, corrected)
+        correct_scores(np.ascontiguousarray(scores, np.float32), factors, corrected)
         return corrected
 
-    def state(self) -> dict[str, list[float]]:
+    def state(self) -> list[list[float]]:
         """The counts, for JSON."""
-        return {"offered": self.offered.tolist(), "accepted": self.accepted.tolist()}
+        return self.counts.tolist()
 
-    def restore(self, state: dict[str, list[float]]) -> None:
+    def restore(self, state: list[list[float]]) -> None:
         """Restore what `state` returned; raises ValueError for anything else."""
-        offered, accepted = (np.asarray(state[name], float) for name in ("offered", "accepted"))
-        shaped = offered.shape == accepted.shape == (self.NUM_BINS,)
-        if not (shaped and np.isfinite(offered).all() and (accepted >= 0).all() and (accepted <= offered).all()):
+        counts = np.asarray(state, float)
+        if counts.shape != self.counts.shape or not (np.isfinite(counts) & (counts >= 0)).all():
             raise ValueError("this is no record of what scores were worth")
-        self.offered, self.accepted = offered, accepted
-        self._weigh()
+        self.counts = counts

@@ -16,30 +16,21 @@ from sam_core._sam import learn_step, rows_seconds, step_seconds
 Float64 = npt.NDArray[np.float64]
 
 NUM_FEATURES = 19
-_ONE, _DRAFTS, _, _CONTEXT, _DRAFT_CONTEXT = range(5)  # the first features
 FIRST_STEPS = 3
 """Minimum steps before predictions are used; bounds the influence of a single step."""
-MAX_RESIDUAL = 0.12
-"""Limit of one residual, and the minimum change of speed that is followed at once, as logarithms."""
-SPEED_TRACKING = 0.03
-"""Share of each residual by which costs are scaled; bounds how fast a slow drift is followed."""
+MAX_RESIDUAL = 0.2
+"""Limit of one residual, as a logarithm. A step that is slower than that is ignored unless the previous one of its kind
+was, too; only larger changes of speed are followed at once. Bounds what a stall and noise do."""
+TRACKING = 0.03
+"""Share of each residual by which costs are scaled, and by which the limit of large residuals is adjusted; bounds how
+fast a slow drift is followed."""
 SPEED_WINDOW = 5
 """Number of latest residuals. If all but one are large, costs are scaled by their median; bounds how late a sudden
 change is noticed, and how many randomly slow steps look like one."""
-LARGE, LARGE_TRACKING = 3, 0.05
-"""A residual is large if it exceeds this multiple of their median size, which is tracked with this share per step;
-bounds how often noise looks like a change."""
+LARGE = 3
+"""A residual is large if it exceeds this multiple of their median size; bounds how often noise looks like a change."""
 KEPT_AFTER_CHANGE = 0.3
 """Weight of earlier steps after such a change, which may also have changed the cost of larger steps."""
-MAX_SLOWDOWN = 0.3
-"""Residual from which a step is ignored unless the previous one of its kind was as slow; limits what a stall does."""
-MEAN_SHARE = 0.02
-"""Weight of each step in the mean seconds of a step, by which slopes are compared."""
-SWEEPS = 30, 4
-"""Sweeps of the fit in the first MANY_STEPS steps, and later; bounds its time."""
-MANY_STEPS = 20
-MAX_PLAUSIBLE = 1e30
-"""Limit of restored numbers."""
 
 
 class StepCost:
@@ -59,6 +50,8 @@ class StepCost:
         memory: in steps; by default nothing is forgotten.
         graph_sizes: rows of the captured graphs; the engine pads a step to the next larger one.
 
+    context, draft_context: seconds per thousand tokens of context, and of draft context.
+    verify: seconds that a step with drafts takes more.
     steps, with_drafts, without_prompts: number of steps so far, of those with drafts, and of those that read no prompt.
     max_rows: rows of the largest step that read no prompt and was not ignored.
     """
@@ -69,9 +62,9 @@ class StepCost:
         self._padded = sizes[np.searchsorted(sizes, np.arange(sizes[-1] + 1))]
         self._model = np.zeros((NUM_FEATURES + 3, NUM_FEATURES))  # see step_seconds in _sam.pyi
         self._weights = self._model[-1]
+        self.context = self.draft_context = self.verify = 0.0
         self.steps = self.with_drafts = self.without_prompts = 0
         self.max_rows = 1
-        self._mean = 0.0  # seconds of a step
         self._residuals: deque[float] = deque(maxlen=SPEED_WINDOW)
         self._large = MAX_RESIDUAL  # a larger residual is large
         self._was_slow = [False, False]  # whether the previous step without and with drafts was slow
@@ -80,37 +73,25 @@ class StepCost:
     def fitted(self) -> bool:
         return self.steps >= FIRST_STEPS
 
-    @property
-    def context(self) -> float:
-        return float(self._weights[_CONTEXT])
-
-    @property
-    def draft_context(self) -> float:
-        return float(self._weights[_DRAFT_CONTEXT])
-
-    @property
-    def verify(self) -> float:
-        return float(self._weights[_DRAFTS])
-
     def learn(
         self, rows: int, drafts: bool, prompts: bool, context: float, draft_context: float, seconds: float
     ) -> float:
         """Learn from a step of `rows` >= 1; returns the logarithm of its seconds over the predicted ones."""
-        step = self._pad(rows), drafts, prompts, context, draft_context
+        padded = int(self._padded[rows]) if rows < len(self._padded) else rows
+        step = padded, drafts, prompts, context, draft_context
         self.steps += 1
         self.with_drafts += drafts
         self.without_prompts += not prompts
         if self.steps == 1:
-            self._weights[_ONE] = self._mean = seconds
+            self._weights[0] = seconds
         residual = math.log(seconds / max(step_seconds(self._model, *step), 1e-12))
         follows = self._keep < 1 and self.steps > FIRST_STEPS
         factor, keep = self._follow(residual) if follows else (1.0, self._keep)
-        slow = residual > MAX_SLOWDOWN
+        slow = residual > MAX_RESIDUAL
         leave_out = slow and not self._was_slow[int(drafts)]
         self._was_slow[int(drafts)] = slow
-        self._mean *= factor * (seconds / (factor * self._mean)) ** max(MEAN_SHARE, 1 / self.steps)
-        sweeps = SWEEPS[self.steps > MANY_STEPS]
-        learn_step(self._model, *step, seconds, factor, keep, leave_out, self._mean, sweeps)
+        learn_step(self._model, *step, seconds, factor, keep, leave_out)
+        self._read_weights()
         if not (prompts or leave_out):
             self.max_rows = max(self.max_rows, rows)
         return residual
@@ -123,17 +104,17 @@ class StepCost:
         occur any more.
         """
         large = self._large
-        self._large *= math.exp(math.copysign(LARGE_TRACKING, LARGE * abs(residual) - large))
+        self._large *= math.exp(math.copysign(TRACKING, LARGE * abs(residual) - large))
         self._large = max(MAX_RESIDUAL, self._large)
         self._residuals.append(residual)
         ordered = sorted(self._residuals)
         if len(ordered) == SPEED_WINDOW and (ordered[1] > large or ordered[-2] < -large):
             self._residuals.clear()
             return math.exp(ordered[SPEED_WINDOW // 2]), self._keep * KEPT_AFTER_CHANGE
-        return math.exp(SPEED_TRACKING * min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL)), self._keep
+        return math.exp(TRACKING * min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL)), self._keep
 
-    def _pad(self, rows: int) -> int:
-        return int(self._padded[rows]) if rows < len(self._padded) else rows
+    def _read_weights(self) -> None:
+        _, self.verify, _, self.context, self.draft_context = self._weights[:5].tolist()
 
     def rows_cost(self, rows: npt.ArrayLike, prompt_tokens: Sequence[int] = (0,)) -> Float64:
         """Mean over the numbers n of f(rows + n), in seconds, for an array of integers."""
@@ -142,47 +123,46 @@ class StepCost:
         rows_seconds(self._weights, rows, np.array(prompt_tokens, np.int32), self._padded, seconds)
         return seconds
 
+    def by_drafts(
+        self,
+        batch: int,
+        count: int,
+        context: float,
+        prompt_tokens: Sequence[int] = (0,),
+        share: float = 1.0,
+        limit: float = math.inf,
+    ) -> Float64:
+        """Seconds of the next step by its number of draft tokens, [count + 1], without those for the drafts' contexts.
+
+        Args:
+            batch: rows of the step without drafts and prompts.
+            count: maximum number of draft tokens.
+            context: thousands of tokens of all requests.
+            prompt_tokens: numbers of prompt tokens that the step may read, each with the same probability.
+            share: assumed cost of drafts as a share of the learned one; less than 1 for a trial.
+            limit: rows, without prompts, beyond which the cost is unknown and assumed to be infinite.
+        """
+        rows = np.arange(batch, batch + count + 1)
+        seconds = self.rows_cost(rows, prompt_tokens) + self.context * context
+        seconds[1:] = seconds[0] + share * (seconds[1:] - seconds[0] + self.verify)
+        seconds[rows > max(limit, batch)] = math.inf
+        return seconds
+
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON can hold it."""
         counts = [self.steps, self.with_drafts, self.without_prompts, self.max_rows]
-        return {"model": self._model.tolist(), "counts": counts, "mean": self._mean}
+        return {"model": self._model.tolist(), "counts": counts}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned; raises ValueError for anything else."""
         try:
             model, counts = np.asarray(state["model"], float), np.asarray(state["counts"], float)
-            mean = float(state["mean"])
-            numbers = np.concatenate([model.ravel(), counts, [mean]])
-            plausible = ((numbers >= 0) & (numbers < MAX_PLAUSIBLE)).all() and counts[3] > 0
-            if model.shape != self._model.shape or not plausible or counts[0] and not mean > 0:
-                raise ValueError
+            numbers = np.concatenate([model.ravel(), counts])
+            plausible = (numbers >= 0).all() and np.isfinite(numbers).all() and counts[3] > 0
         except (IndexError, KeyError, TypeError, ValueError):
-            raise ValueError("this is no record of step costs") from None
+            plausible = False
+        if not plausible or model.shape != self._model.shape or counts[0] and not model[-1].any():
+            raise ValueError("this is no record of step costs")
         self._model[:] = model
+        self._read_weights()
         self.steps, self.with_drafts, self.without_prompts, self.max_rows = counts.astype(int).tolist()
-        self._mean = mean
-
-
-class NextCost:
-    """Cost of the next step by its rows without prompts, in the form that `budget.choose` expects.
-
-    Args:
-        cost: the learned cost.
-        prompt_tokens: numbers of prompt tokens that the step may read, each with the same probability.
-        limit: rows from which on the cost is unknown and assumed to be too high.
-        share: assumed cost of drafts as a share of the learned one; less than 1 for a trial.
-    """
-
-    def __init__(
-        self, cost: StepCost, limit: float = math.inf, prompt_tokens: Sequence[int] = (0,), share: float = 1.0
-    ) -> None:
-        self._cost, self._limit, self._prompt_tokens, self._share = cost, limit, prompt_tokens, share
-        self.context, self.draft_context, self.verify = cost.context, share * cost.draft_context, share * cost.verify
-
-    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
-        """Seconds for an array of integers, the first of which is the rows of a step without drafts."""
-        rows = np.asarray(rows)
-        all_seconds = self._cost.rows_cost(rows, self._prompt_tokens)
-        seconds: Float64 = all_seconds[0] + self._share * (all_seconds - all_seconds[0])
-        seconds[1:][rows[1:] > self._limit] = math.inf
-        return seconds

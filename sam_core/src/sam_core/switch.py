@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sam_core._sam import lowest_score, observe_drafts
 from sam_core.budget import Calibration, Choice, choose
-from sam_core.cost import FIRST_STEPS, MAX_RESIDUAL, MAX_SLOWDOWN, NextCost, StepCost
+from sam_core.cost import FIRST_STEPS, MAX_RESIDUAL, StepCost
 
 Float64 = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.floating]
@@ -152,34 +152,23 @@ class AutoSwitch(Switch):
         graph_sizes: see StepCost.
     """
 
-    MIN_GAIN = 1.01
-    """Minimum predicted gain for drafts; bounds the loss by slightly wrong predictions."""
     MEMORY = 300
     """Steps after which a step's weight has fallen to 1/e; bounds how long costs of a past load count."""
-    MAX_WAIT = 8
-    """Maximum steps before drafting begins without a step that reads no prompt; bounds the loss of a server that always
-    reads some."""
-    COLD_STEPS, COLD_INTERVAL = 64, 4
-    """In the first steps, while few steps had drafts or few read no prompt, at most one in COLD_INTERVAL of the steps
-    that read prompts has drafts: in these steps the cost of drafts and the value of tokens are hard to tell."""
-    MAX_GROWTH = 2
-    """Maximum size of a step with drafts, as a multiple of earlier steps, since the cost of larger ones is unknown; of
-    a trial, as a multiple of its requests, which bounds what it costs. Not with `uniform`."""
-    MAX_CHECK_INTERVAL = 64
-    """Maximum number of steps with drafts between two checks, at first 1; bounds the loss by checks."""
-    TRIAL_INTERVALS = 32, 512
-    """Initial and maximum number of steps without drafts before a trial with drafts; bounds the loss by trials."""
-    TRIAL_SHARE = 0.5
-    """Cost of drafts that a trial assumes, as a share of the learned cost."""
-    SURPRISE_SHARE = 0.25
-    """Weight of each step in the mean residual of steps with drafts."""
+    FEW_STEPS = 64
+    """Minimum steps between two trials, where the maximum is MEMORY, and maximum steps between two checks, where the
+    minimum is 1; bounds what both cost. Also the first steps, in which few steps that read prompts have drafts as long
+    as too few with drafts, or without prompts, were timed to tell the cost of drafts and the value of tokens."""
+    DOUBT = 2
+    """Factor by which costs may be wrong where they were not measured. A step is at most this multiple of earlier ones,
+    or a trial of its requests, unless `uniform`; a trial assumes that drafts cost this much less than learned, and
+    less the longer it is due: so it costs at most a share of the time since the previous one."""
     MAX_IDLE_STEPS = 4
-    """Maximum consecutive steps in which drafts are not examined while they do not pay; bounds how late drafting begins
-    again."""
+    """Maximum consecutive steps in which drafts are not examined while they do not pay, or few are wanted; bounds how
+    late drafting begins again."""
     PROMPT_WINDOW = 16
     """Number of latest steps from which the prompt tokens of the next step are predicted."""
-    LARGE_BATCH, MIN_SCORE = 256, 0.5
-    """With this many requests or more, drafts end below this share of the lowest chosen score; bounds drafting time."""
+    MIN_SCORE = 0.5
+    """Drafts end below this share of the lowest chosen score; bounds drafting time."""
 
     def __init__(
         self,
@@ -195,10 +184,9 @@ class AutoSwitch(Switch):
         self.calibration = Calibration()
         self._start: float | None = None
         self._rate, self._gain = 0.0, 1.0  # rate of the latest choice, gain of the latest one that paid
-        self._surprise = 0.0  # mean residual of steps with drafts
-        self._checks = self._tries = False  # whether the running step is a check without drafts, a trial with drafts
-        self._check_interval, self._trial_interval = 1, self.TRIAL_INTERVALS[0]
-        self._since_plain = self._since_drafts = 0
+        self._intervals = [1, self.FEW_STEPS]  # of checks, of trials
+        self._explores: bool | None = None  # the next step without drafts is a check, that with drafts a trial
+        self._drafts, self._run = False, 0  # whether the latest step had drafts; number of such steps in a row
         self._idle = self._skip = self._batch = 0
         self._plans = False
         self._prompt_tokens = deque([0], maxlen=self.PROMPT_WINDOW)
@@ -236,21 +224,18 @@ class AutoSwitch(Switch):
             self._judge(drafted > 0, residual)
 
     def _judge(self, drafts: bool, residual: float) -> None:
-        """Choose the intervals of trials, by whether a step with or without drafts was faster than predicted."""
-        if drafts and self._tries:
-            low, high = self.TRIAL_INTERVALS
-            faster = residual < -MAX_RESIDUAL / 2
-            self._trial_interval = low if faster else min(2 * self._trial_interval, high)
-        if drafts:
-            surprise = min(max(residual, -MAX_SLOWDOWN), MAX_SLOWDOWN)
-            self._surprise += self.SURPRISE_SHARE * (surprise - self._surprise)
-        elif self._checks:
-            faster = self._surprise - residual > 0.5 * math.log(self._gain)
-            self._check_interval = 1 if faster else min(2 * self._check_interval, self.MAX_CHECK_INTERVAL)
-            self._checks = False
-        self._tries = False
-        self._since_plain = self._since_plain + 1 if drafts else 0
-        self._since_drafts = 0 if drafts else self._since_drafts + 1
+        """Choose the interval of checks or trials, by whether this one was faster than predicted."""
+        if self._explores == drafts:
+            shortest, longest = (self.FEW_STEPS, self.MEMORY) if drafts else (1, self.FEW_STEPS)
+            faster = residual < (-MAX_RESIDUAL / 2 if drafts else -0.5 * math.log(self._gain))
+            self._intervals[drafts] = shortest if faster else min(2 * self._intervals[drafts], longest)
+            self._explores = None
+        self._run = self._run + 1 if drafts == self._drafts else 1
+        self._drafts = drafts
+
+    def _likely(self) -> list[int]:
+        """Numbers of prompt tokens that the next step may read, each with the same probability."""
+        return [n for n in self._prompt_tokens if n or not self._reading]
 
     def may_be_on(self, running: int) -> bool:
         """Always: the decision depends on this process's clock."""
@@ -263,11 +248,13 @@ class AutoSwitch(Switch):
         if running < self._batch:
             self._idle = self._skip = 0
         self._batch = running
-        waits = self.cost.without_prompts < FIRST_STEPS and self.cost.steps < self.MAX_WAIT
-        if waits or not self.cost.fitted:
+        seen = min(self.cost.with_drafts, self.cost.without_prompts)
+        cold = seen < FIRST_STEPS and self.cost.steps < self.FEW_STEPS and any(self._likely())
+        since_drafts = 0 if self._drafts else self._run
+        if not self.cost.fitted or cold and since_drafts < self.MAX_IDLE_STEPS:
             return False
-        if self._since_plain >= self._check_interval:
-            self._checks = True
+        if self._drafts and self._run >= self._intervals[False]:
+            self._explores = False
             return False
         if self._skip:
             self._skip -= 1
@@ -298,8 +285,7 @@ class AutoSwitch(Switch):
         self.min_score = 0.0
         if chosen.any():
             self._scores = np.array(scores, np.float32, order="C")
-            if len(slots) >= self.LARGE_BATCH:
-                self.min_score = self.MIN_SCORE * lowest_score(self._scores, chosen)
+            self.min_score = self.MIN_SCORE * lowest_score(self._scores, chosen)
         return chosen
 
     def skip(self, slots: Int32, contexts: npt.NDArray[Any]) -> None:
@@ -315,40 +301,35 @@ class AutoSwitch(Switch):
         """Draft lengths int32 [B], those that pay or those of a trial; arguments as for `choose`."""
         batch = len(contexts)
         worth = self.calibration.correct(scores)
-        likely = [n for n in self._prompt_tokens if n or not self._reading]
-        reads = any(likely)
+        likely, width = self._likely(), self.k if uniform else 0
+        none = [0] if self.cost.without_prompts >= FIRST_STEPS else likely
+        count = batch * width or int(lengths.sum())
 
         def best(share: float, rows: int) -> Choice:
-            limit = math.inf if uniform else self.MAX_GROWTH * rows
-            cost = NextCost(self.cost, limit, share=share)
-            with_prompts = NextCost(self.cost, limit, likely, share) if reads else None
-            width = self.k if uniform else 0
-            return choose(worth, lengths, contexts, cost, width, with_prompts, self._rate, self.steps)
+            limit = math.inf if uniform else self.DOUBT * rows
+            size, context = (batch, count, contexts.sum()), share * self.cost.draft_context
+            cost = self.cost.by_drafts(*size, none, share, limit)
+            with_prompts = self.cost.by_drafts(*size, likely, share, limit) if any(likely) else None
+            return choose(worth, lengths, contexts, cost, context, with_prompts, width, self._rate, self.steps)
 
         choice = best(1.0, max(self.cost.max_rows, batch))
-        self._rate = choice.rate
-        pays = choice.gain >= self.MIN_GAIN
+        self._rate, self._explores = choice.rate, None
+        pays = bool(choice.lengths.any())
         if pays:
             self._gain = choice.gain
-            seen = min(self.cost.with_drafts, self.cost.without_prompts)
-            is_cold = reads and seen < FIRST_STEPS and self.cost.steps < self.COLD_STEPS
-            pays = not is_cold or self._since_drafts >= self.COLD_INTERVAL - 1
-        elif self._since_drafts >= self._trial_interval:
-            choice = best(self.TRIAL_SHARE, batch)
-            self._tries = choice.gain >= self.MIN_GAIN
+        elif not self._drafts and self._run >= self._intervals[True]:
+            choice = best(self._intervals[True] / self._run / self.DOUBT, batch)
+            self._explores = bool(choice.lengths.any()) or None
         if self._set(pays):
             self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", batch)
-        return choice.lengths if pays or self._tries else np.zeros(batch, np.int32)
+        return choice.lengths
 
     def state(self) -> dict[str, Any]:
         return {"cost": self.cost.state(), "calibration": self.calibration.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         try:
-            if "samples" in state["cost"]:
-                self.logger.info("the costs of steps were saved by an earlier version of sam_core: learning them again")
-            else:
-                self.cost.restore(state["cost"])
+            self.cost.restore(state["cost"])
             self.calibration.restore(state["calibration"])
         except (KeyError, TypeError, OverflowError):
             raise ValueError("this is no record of a switch") from None
