@@ -63,7 +63,8 @@ static void fit(cost_model *model, double unit) {
         }
     }
     double *w = model->weights, changes = INFINITY;
-    for (int sweep = 0; sweep < MAX_SWEEPS && changes > min_change * min_change * model->counts[COST_ONE]; sweep++) {
+    for (int sweep = 0; sweep < MAX_SWEEPS && changes > min_change * min_change * model->counts[COST_ONE];
+         sweep++) {
         changes = 0;
         for (int i = 0; i < COST_FEATURES; i++)
             if (a[i][i] > 1e-12) {
