@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batches", type=positive, metavar="N", help="maximum number of batches of a set; default: all")
     add("--tokens", type=positive, default=8192, metavar="N", help="of an answer at most (%(default)s)")
     add("--verify", type=float, default=VERIFY, metavar="X", help="device article: a share of a step (%(default)s)")
-    add("--drafter", choices=KINDS, metavar="KIND", help=f"simulate one of the model's: {', '.join(KINDS)}")
+    add("--drafter", choices=KINDS, metavar="KIND", help=f"simulate a model drafter: {', '.join(KINDS)}")
     add(
         "--correlation",
         type=probability,

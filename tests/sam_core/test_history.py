@@ -303,7 +303,7 @@ OLDER = b"sampool\0" + struct.pack("<II", 2, 0x01020304) + bytes(64)
     [
         ("engine-0/pool", OLDER, "is from another version of sam_core: load it there, or start with a new pool; an "),
         ("engine-0/switch.json", b"{", "cannot be used (Expecting property name"),
-        ("engine-0/switch.json", b"{}", "cannot be used (this is no record of a switch): remove it"),
+        ("engine-0/switch.json", b"{}", "cannot be used (this is not a record of a switch): remove it"),
     ],
 )
 def test_a_foreign_file_is_one_sentence_that_names_it(tmp_path, name, content, sentence):

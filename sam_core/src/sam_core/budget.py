@@ -126,5 +126,5 @@ class Calibration:
         """Restore what `state` returned; raises ValueError for anything else."""
         counts = np.asarray(state, float)
         if counts.shape != self.counts.shape or not (np.isfinite(counts) & (counts >= 0)).all():
-            raise ValueError("this is no record of what scores were worth")
+            raise ValueError("this is not a record of what scores were worth")
         self.counts = counts

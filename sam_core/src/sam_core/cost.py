@@ -19,8 +19,8 @@ NUM_FEATURES = 19
 FIRST_STEPS = 3
 """Minimum steps before predictions are used; bounds the influence of a single step."""
 MAX_RESIDUAL = 0.2
-"""Limit of one residual, as a logarithm. A step that is slower than that is ignored unless the previous one of its kind
-was, too; only larger changes of speed are followed at once. Bounds what a stall and noise do."""
+"""Limit of one residual, as a logarithm. A slower step is ignored unless the previous one of its kind, with or without
+drafts, was slow, too. Only larger changes of speed are followed at once. Bounds what a stall and noise do."""
 TRACKING = 0.03
 """Share of each residual by which costs are scaled, and by which the limit of large residuals is adjusted; bounds how
 fast a slow drift is followed."""
@@ -117,7 +117,7 @@ class StepCost:
         _, self.verify, _, self.context, self.draft_context = self._weights[:5].tolist()
 
     def rows_cost(self, rows: npt.ArrayLike, prompt_tokens: Sequence[int] = (0,)) -> Float64:
-        """Mean over the numbers n of f(rows + n), in seconds, for an array of integers."""
+        """Mean of f(rows + n) over the n in `prompt_tokens`, in seconds; rows: integers of any shape."""
         rows = np.atleast_1d(np.asarray(rows, np.int64))
         seconds = np.empty(rows.shape)
         rows_seconds(self._weights, rows, np.array(prompt_tokens, np.int32), self._padded, seconds)
@@ -132,7 +132,7 @@ class StepCost:
         share: float = 1.0,
         limit: float = math.inf,
     ) -> Float64:
-        """Seconds of the next step by its number of draft tokens, [count + 1], without those for the drafts' contexts.
+        """Seconds of the next step by its number of draft tokens, [count + 1], without that for the drafts' contexts.
 
         Args:
             batch: rows of the step without drafts and prompts.
@@ -162,7 +162,7 @@ class StepCost:
         except (IndexError, KeyError, TypeError, ValueError):
             plausible = False
         if not plausible or model.shape != self._model.shape or counts[0] and not model[-1].any():
-            raise ValueError("this is no record of step costs")
+            raise ValueError("this is not a record of step costs")
         self._model[:] = model
         self._read_weights()
         self.steps, self.with_drafts, self.without_prompts, self.max_rows = counts.astype(int).tolist()

@@ -41,7 +41,7 @@ class Switch:
         self.steps = self.steps_on = self.transitions = 0
 
     def may_be_on(self, running: int) -> bool:
-        """Whether there may be drafts after a step of `running` requests; equal in all processes with these options."""
+        """Whether drafts may follow a step of `running` requests; the same in all processes with these options."""
         raise NotImplementedError
 
     def should_draft(self, running: int, planned: bool = True) -> bool:
@@ -93,7 +93,7 @@ class Switch:
         return None
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Begin with what another process learned; raises ValueError if `state` is no record of a switch."""
+        """Begin with what another process learned; raises ValueError if `state` is not a record of a switch."""
 
     def count(self, on: bool) -> bool:
         """Count a step, with drafts or without; returns whether the previous step was different."""
@@ -156,15 +156,16 @@ class AutoSwitch(Switch):
     """Steps after which a step's weight has fallen to 1/e; bounds how long costs of a past load count."""
     FEW_STEPS = 64
     """Minimum steps between two trials, where the maximum is MEMORY, and maximum steps between two checks, where the
-    minimum is 1; bounds what both cost. Also the first steps, in which few steps that read prompts have drafts as long
-    as too few with drafts, or without prompts, were timed to tell the cost of drafts and the value of tokens."""
+    minimum is 1; bounds what both cost. Also the number of first steps in which few of those that read prompts have
+    drafts, until enough steps with drafts and enough without prompts have been timed."""
     DOUBT = 2
-    """Factor by which costs may be wrong where they were not measured. A step is at most this multiple of earlier ones,
-    or a trial of its requests, unless `uniform`; a trial assumes that drafts cost this much less than learned, and
-    less the longer it is due: so it costs at most a share of the time since the previous one."""
+    """Factor by which costs may be wrong where they were not measured. Unless `uniform`, a step has at most
+    this multiple of the rows of the largest earlier one, a trial this multiple of its requests. A trial assumes that
+    drafts cost less than learned, by this factor when it falls due and by more the longer it is due; so it costs at
+    most a share of the time since the previous one."""
     MAX_IDLE_STEPS = 4
-    """Maximum consecutive steps in which drafts are not examined while they do not pay, or few are wanted; bounds how
-    late drafting begins again."""
+    """Maximum consecutive steps in which drafts are not examined while they do not pay, or while few steps are to have
+    some (FEW_STEPS); bounds how late drafting begins again."""
     PROMPT_WINDOW = 16
     """Number of latest steps from which the prompt tokens of the next step are predicted."""
     MIN_SCORE = 0.5
@@ -185,9 +186,10 @@ class AutoSwitch(Switch):
         self._start: float | None = None
         self._rate, self._gain = 0.0, 1.0  # rate of the latest choice, gain of the latest one that paid
         self._intervals = [1, self.FEW_STEPS]  # of checks, of trials
-        self._explores: bool | None = None  # the next step without drafts is a check, that with drafts a trial
+        self._explores: bool | None = None  # False: the next step is a check, True: it is a trial
         self._drafts, self._run = False, 0  # whether the latest step had drafts; number of such steps in a row
-        self._idle = self._skip = self._batch = 0
+        self._idle = self._skip = 0  # steps of the latest pause in examining drafts, those that remain
+        self._batch = 0  # running requests
         self._plans = False
         self._prompt_tokens = deque([0], maxlen=self.PROMPT_WINDOW)
         self._reading = False  # a prompt is still being read
@@ -332,4 +334,4 @@ class AutoSwitch(Switch):
             self.cost.restore(state["cost"])
             self.calibration.restore(state["calibration"])
         except (KeyError, TypeError, OverflowError):
-            raise ValueError("this is no record of a switch") from None
+            raise ValueError("this is not a record of a switch") from None

@@ -25,7 +25,7 @@ NODES = 10_000_000
 
 @functools.cache
 def corpus_class():
-    """SGLang's class of a trie, compiled on first use.
+    """SGLang's trie class, compiled on first use.
 
     Its arguments: nodes, depth, minimum breadth, maximum breadth, tokens, order.
     """
