@@ -362,7 +362,7 @@ def test_a_record_that_is_none_is_refused():
     costs = [{}, *(cost | bad for bad in ({"model": [[0]]}, {"counts": []}, {"counts": [1, 0, 0, 1]}))]
     bad = [{"cost": cost} for cost in costs] + [{"calibration": [24 * [math.nan], 24 * [0]]}]
     for state in [None, *(nothing | changed for changed in bad)]:
-        with pytest.raises(ValueError, match="no record"):
+        with pytest.raises(ValueError, match="not a record"):
             switch.restore(state)
 
 
