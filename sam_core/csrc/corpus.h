@@ -33,9 +33,8 @@
 //                                  CORPUS_BLOCK are left
 //
 // A damaged body can cause wrong drafts, but no access outside the file, no endless loop and no token that
-// the header does not allow: every position and token is checked when it is read. sam_core.corpus.verify
-// checks a whole file. To replace a corpus in use, rename the new file over the old one, as build_corpus
-// does: truncating a mapped file kills its readers.
+// the header does not allow: every position and token is checked when it is read. To replace a corpus in
+// use, rename the new file over the old one, as build_corpus does: truncating a mapped file kills its readers.
 //
 // All functions but corpus_open and corpus_close are pure: they never fail, allocate nothing, and threads may
 // call them concurrently. With integer arithmetic only, results are the same on every platform.

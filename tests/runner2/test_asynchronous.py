@@ -150,6 +150,22 @@ def test_adapters(model, device, plain, prompts, tmp_path):
     engine.stop()
 
 
+@pytest.mark.parametrize("name", ["synchronous", "asynchronous"])
+def test_no_drafts_above_the_threshold(plain, name, prompts, request):
+    """The answers are indexed nevertheless."""
+    engine = request.getfixturevalue(name)
+    short, lengths = [prompt[:5] for prompt in prompts], [6, 8, 10, 12, 14, 16, 18, 20]
+    expected = plain.run(short, lengths)
+    before = appended(engine)
+    assert engine.run(short, lengths) == expected
+    rows = engine.rows
+    assert max(row[2] for row in rows) == 8
+    assert all(after[4] == 0 for before, after in zip(rows, rows[1:], strict=False) if before[2] > 6)
+    assert any(row[4] > 0 for row in rows)
+    settled(engine)
+    assert appended(engine) - before == sum(lengths)
+
+
 def test_counters_are_those_of_the_engine(asynchronous, prompts):
     """Proposed is what was verified: every request's k tokens, except where the context or the answer ends."""
     before = asynchronous.drafter()

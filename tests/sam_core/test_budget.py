@@ -359,11 +359,21 @@ def test_a_record_that_is_none_is_refused():
     nothing = switch.state()
     switch.restore(nothing)
     cost = nothing["cost"]
-    costs = [{}, *(cost | bad for bad in ({"model": [[0]]}, {"counts": []}, {"counts": [1, 0, 0, 1]}))]
+    changes = {"model": [[0]]}, {"counts": []}, {"counts": [1, 0, 0, 1]}, {"counts": [1e19, 0, 0, 1]}
+    huge = {"model": np.full_like(cost["model"], 1e200).tolist()}
+    costs = [{}, *(cost | bad for bad in (*changes, huge))]
     bad = [{"cost": cost} for cost in costs] + [{"calibration": [24 * [math.nan], 24 * [0]]}]
     for state in [None, *(nothing | changed for changed in bad)]:
         with pytest.raises(ValueError, match="not a record"):
             switch.restore(state)
+
+
+def test_a_record_of_version_0_2_0_is_learned_again():
+    switch = AutoSwitch(3, logging.getLogger("test"))
+    nothing = switch.state()
+    calibration = {"offered": 24 * [50.0], "accepted": 24 * [0.0]}
+    switch.restore({"cost": {"samples": [[[8, 1.0, 0.0, 0.02]]]}, "calibration": calibration})
+    assert switch.state() == nothing
 
 
 def paused(steps, pauses, gap=300.0, read=0, **kwargs):

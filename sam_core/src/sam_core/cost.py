@@ -31,6 +31,8 @@ LARGE = 3
 """A residual is large if it exceeds this multiple of their median size; bounds how often noise looks like a change."""
 KEPT_AFTER_CHANGE = 0.3
 """Weight of earlier steps after such a change, which may also have changed the cost of larger steps."""
+MAX_PLAUSIBLE = 1e30
+"""Limit of restored numbers."""
 
 
 class StepCost:
@@ -158,7 +160,7 @@ class StepCost:
         try:
             model, counts = np.asarray(state["model"], float), np.asarray(state["counts"], float)
             numbers = np.concatenate([model.ravel(), counts])
-            plausible = (numbers >= 0).all() and np.isfinite(numbers).all() and counts[3] > 0
+            plausible = ((numbers >= 0) & (numbers < MAX_PLAUSIBLE)).all() and (counts < 2**53).all() and counts[3] > 0
         except (IndexError, KeyError, TypeError, ValueError):
             plausible = False
         if not plausible or model.shape != self._model.shape or counts[0] and not model[-1].any():

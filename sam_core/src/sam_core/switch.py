@@ -331,6 +331,9 @@ class AutoSwitch(Switch):
 
     def restore(self, state: dict[str, Any]) -> None:
         try:
+            if "samples" in state["cost"]:
+                self.logger.info("what was learned was saved by version 0.2.0 of sam_core: learning it again")
+                return
             self.cost.restore(state["cost"])
             self.calibration.restore(state["calibration"])
         except (KeyError, TypeError, OverflowError):
