@@ -130,9 +130,8 @@ class StepCost:
         batch: int,
         count: int,
         context: float,
-        prompt_tokens: Sequence[int] = (0,),
-        share: float = 1.0,
         limit: float = math.inf,
+        prompt_tokens: Sequence[int] = (0,),
     ) -> Float64:
         """Seconds of the next step by its number of draft tokens, [count + 1], without that for the drafts' contexts.
 
@@ -140,13 +139,12 @@ class StepCost:
             batch: rows of the step without drafts and prompts.
             count: maximum number of draft tokens.
             context: thousands of tokens of all requests.
-            prompt_tokens: numbers of prompt tokens that the step may read, each with the same probability.
-            share: assumed cost of drafts as a share of the learned one; less than 1 for a trial.
             limit: rows, without prompts, beyond which the cost is unknown and assumed to be infinite.
+            prompt_tokens: numbers of prompt tokens that the step may read, each with the same probability.
         """
         rows = np.arange(batch, batch + count + 1)
         seconds = self.rows_cost(rows, prompt_tokens) + self.context * context
-        seconds[1:] = seconds[0] + share * (seconds[1:] - seconds[0] + self.verify)
+        seconds[1:] += self.verify
         seconds[rows > max(limit, batch)] = math.inf
         return seconds
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam_core._sam import lowest_score, observe_drafts
-from sam_core.budget import Calibration, Choice, choose
+from sam_core.budget import Calibration, choose
 from sam_core.cost import FIRST_STEPS, MAX_RESIDUAL, StepCost
 
 Float64 = npt.NDArray[np.float64]
@@ -140,8 +140,8 @@ class AutoSwitch(Switch):
     The next step is expected to read the same number of prompt tokens as the latest steps.
 
     Learned costs may be wrong, and steps that are all alike do not show it. So the switch explores: while drafts seem
-    to pay, it runs a step without drafts now and then (a check); while they do not, a step with drafts (a trial). The
-    interval grows each time, until such a step is faster than predicted.
+    to pay, it runs a step without drafts now and then (a check); while they do not, a step with drafts (a trial), the
+    most probable ones, as many as requests. The interval grows each time, until such a step is faster than predicted.
 
     Decisions depend on the clock, so two processes decide differently: use the switch only on the rank whose drafts are
     used. It does not work with pipeline parallelism, where the steps of micro-batches overlap.
@@ -159,11 +159,10 @@ class AutoSwitch(Switch):
     minimum is 1; bounds what both cost. Also the number of first steps in which few of those that read prompts have
     drafts, until enough steps with drafts and enough without prompts have been timed."""
     DOUBT = 2
-    """Factor by which costs may be wrong where they were not measured. Unless `uniform`, a step has at most
-    this multiple of the rows of the largest earlier one, a trial this multiple of its requests. A trial assumes that
-    drafts cost less than learned, by this factor when it falls due and by more the longer it is due; so it costs at
-    most a share of the time since the previous one."""
-    MAX_IDLE_STEPS = 4
+    """Factor by which costs may be wrong where they were not measured. Unless `uniform`, a step has at most this
+    multiple of the rows of the largest earlier one. As long as too few steps without prompts were timed, one is assumed
+    to take a DOUBT**2-th of a step with prompts."""
+    MAX_IDLE_STEPS = 3
     """Maximum consecutive steps in which drafts are not examined while they do not pay, or while few steps are to have
     some (FEW_STEPS); bounds how late drafting begins again."""
     PROMPT_WINDOW = 16
@@ -302,26 +301,26 @@ class AutoSwitch(Switch):
     def _choose(self, contexts: Float64, lengths: Int32, scores: Floats, uniform: bool) -> Int32:
         """Draft lengths int32 [B], those that pay or those of a trial; arguments as for `choose`."""
         batch = len(contexts)
-        worth = self.calibration.correct(scores)
-        likely, width = self._likely(), self.k if uniform else 0
-        none = [0] if self.cost.without_prompts >= FIRST_STEPS else likely
+        worth, likely, width = self.calibration.correct(scores), self._likely(), self.k if uniform else 0
         count = batch * width or int(lengths.sum())
-
-        def best(share: float, rows: int) -> Choice:
-            limit = math.inf if uniform else self.DOUBT * rows
-            size, context = (batch, count, contexts.sum()), share * self.cost.draft_context
-            cost = self.cost.by_drafts(*size, none, share, limit)
-            with_prompts = self.cost.by_drafts(*size, likely, share, limit) if any(likely) else None
-            return choose(worth, lengths, contexts, cost, context, with_prompts, width, self._rate, self.steps)
-
-        choice = best(1.0, max(self.cost.max_rows, batch))
+        limit = math.inf if uniform else self.DOUBT * max(self.cost.max_rows, batch)
+        size = batch, count, contexts.sum(), limit
+        with_prompts = self.cost.by_drafts(*size, likely) if any(likely) else None
+        if with_prompts is None or self.cost.without_prompts >= FIRST_STEPS:
+            cost = self.cost.by_drafts(*size)
+        else:
+            cost = with_prompts / self.DOUBT**2
+        drafts, context = (worth, lengths, contexts), self.cost.draft_context
+        choice = choose(*drafts, cost, context, with_prompts, width, self._rate, self.steps)
         self._rate, self._explores = choice.rate, None
         pays = bool(choice.lengths.any())
         if pays:
             self._gain = choice.gain
-        elif not self._drafts and self._run >= self._intervals[True]:
-            choice = best(self._intervals[True] / self._run / self.DOUBT, batch)
-            self._explores = bool(choice.lengths.any()) or None
+        elif not self._drafts and self._run >= self._intervals[True] * (1 + width):
+            free = np.ones(count + 1)
+            free[count + 1 if uniform else batch + 1 :] = math.inf
+            choice = choose(*drafts, free, uniform=width, turn=self.steps)
+            self._explores = True
         if self._set(pays):
             self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", batch)
         return choice.lengths
