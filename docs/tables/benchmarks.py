@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import numpy as np
 from tables._records import Row, Table, output, source, table
 
 from sam_lab.bench.rows import figure
@@ -90,30 +89,6 @@ def asynchronous() -> Iterator[Row]:
         yield row
 
 
-BASELINE = {"off": "plain", "free drafts": "plain", "rejection": "plain", "seeded": "plain, seeded"}
-
-
-def ratio(ours: np.ndarray, plain: np.ndarray) -> str:
-    """Mean over starts of the median over turns of ours / plain, and its 95 % bootstrap interval.
-
-    ours, plain: [starts, turns].
-    """
-    ratios, rng = ours / plain, np.random.default_rng(0)
-    num_starts, num_turns = ratios.shape
-    starts = rng.integers(num_starts, size=(2000, num_starts, 1))
-    turns = rng.integers(num_turns, size=(2000, num_starts, num_turns))
-    low, high = np.percentile(np.median(ratios[starts, turns], axis=2).mean(1), [2.5, 97.5])
-    return f"{np.median(ratios, axis=1).mean():.3f} ({low:.3f}-{high:.3f})"
-
-
-def host() -> Iterator[Row]:
-    for version in ("0.11", "0.23"):
-        for batch, starts in output(f"bench-host-{version}")["ms_a_step"]["npu"]["server"].items():
-            ms = {arm: np.array([start[arm] for start in starts]) for arm in starts[0]}
-            ratios = {arm: ratio(ms[arm], ms[plain]) for arm, plain in BASELINE.items()}
-            yield {"version": version, "batch": batch, "plain": float(np.median(ms["plain"]))} | ratios
-
-
 def switch_worlds() -> Iterator[Row]:
     def row(name: str, figures: list[float]) -> Row:
         return dict(zip(("name", "median", "99 %", "largest"), (name, *figures), strict=True))
@@ -156,13 +131,6 @@ TABLES = {
         asynchronous,
         "drafts | tokens per step | drafted before indexing: share | worst set | made one step late: share | worst set",
         "name | now:.3f | early:.3f | early, worst:.3f | late:.3f | late, worst:.3f",
-    ),
-    "bench-host": Table(
-        ("bench-host-0.11", "bench-host-0.23"),
-        host,
-        "vllm-ascend | requests | no speculation, ms | off | free drafts | `rejection` | `seeded`",
-        "version | batch | plain:.2f | off | free drafts | rejection | seeded",
-        commands=False,
     ),
     "switch-worlds": Table(
         ("switch-worlds",),
