@@ -6,7 +6,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from tables._records import check_keys, table
+from tables._records import table
 
 ROOT = Path(__file__).resolve().parents[2]
 STATUSES = ("drafted", "excluded", "refused", "untested")
@@ -89,23 +89,9 @@ def shown_names(requests: dict[str, dict], section: str) -> dict[str, list[str]]
     return {name: found for name, found in statuses.items() if not {*found} <= {"drafted", "absent"}}
 
 
-def check_texts(language: str, requests: dict[str, dict]) -> None:
-    """Raise ValueError unless KINDS and REASONS have exactly the texts that the tables show."""
-    kinds = shown_names(requests, "kinds")
-    explained = {
-        name if name in REASONS[language] else status
-        for name, statuses in (shown_names(requests, "parameters") | kinds).items()
-        for status in statuses
-        if status in ("excluded", "refused")
-    }
-    check_keys(f"KINDS[{language!r}] in docs/tables/requests.py", KINDS[language], kinds)
-    check_keys(f"REASONS[{language!r}] in docs/tables/requests.py", REASONS[language], explained)
-
-
 def section(language: str, section: str) -> str:
     """A table with one row for all names with the same status in every column and the same reason."""
     requests = read_requests()
-    check_texts(language, requests)
     names, words, reasons = shown_names(requests, section), WORDS[language] | {"absent": "-"}, REASONS[language]
     grouped: dict[tuple[str, ...], list[str]] = {}
     for name, statuses in names.items():

@@ -73,8 +73,9 @@ def keep_off(worker, threshold=0):
 
 def never_pays(worker):
     """Runs in a worker: from now on switch auto finds no drafts worth their cost, and none to explore."""
-    switch = worker.model_runner.drafter.switch
-    switch.MIN_GAIN = float("inf")
+    import numpy as np
+
+    worker.model_runner.drafter.switch._choose = lambda contexts, *_: np.zeros(len(contexts), np.int32)
 
 
 def note_answers(worker, feed_all=False):

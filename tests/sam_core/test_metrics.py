@@ -18,6 +18,8 @@ def test_every_counter_of_the_drafter_has_its_metric():
 @pytest.mark.parametrize("page", ["options.md", "options.zh.md"])
 def test_every_metric_is_documented(page):
     text = (Path(__file__).resolve().parents[2] / "docs" / page).read_text()
-    rows = re.findall(r"^\| `(vllm:sam_\w+)` \| (\w+) \| (?:`(\w+)`)? *\|", text, re.MULTILINE)
-    counters = {(metrics.PREFIX + name, "counter", label or "") for name, (_, label, _) in metrics.COUNTERS.items()}
-    assert sorted(rows) == sorted(counters | {(metrics.PREFIX + name, "gauge", "") for name in metrics.GAUGES})
+    listed = "".join(re.findall(r"^- .*`vllm:sam_(?:.*\n?)+?(?=- |\n)", text, re.MULTILINE))
+    names = {"vllm:sam" + name for name in re.findall(r"`(?:vllm:sam)?(_\w+)`", listed)}
+    assert names == {metrics.PREFIX + name for name in (*metrics.COUNTERS, *metrics.GAUGES)}
+    labels = {label for _, label, _ in metrics.COUNTERS.values() if label}
+    assert labels and all(f"`{label}`" in listed for label in labels)
