@@ -71,7 +71,7 @@ def test_the_article_s_curves_stand_next_to_the_run_s(tmp_path):
 def test_poor_run_folders_make_a_report_too(tmp_path):
     args = report(tmp_path, "off")
     folder = write_run(tmp_path / "on", "batch", steps=3, engine=False)
-    names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "tail_tokens")
+    names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes")
     edit_steps(folder, (1, 2, 3), **{f"rollout/spec/{name}": None for name in names})
     edit_steps(folder, (2,), **dict.fromkeys(("critic/rewards/mean", "response_length/mean"), float("nan")))
     assert main(["report", f"--on={folder}", *args]) == 0
