@@ -75,7 +75,7 @@ class Acceptance:
                     of_drafts = steps.rows_cost(np.arange(n, n + most.sum() + 1))
                     chosen, better, *_ = choose(self.worth[bin_][drawn], most, none, of_drafts)
                     verified = int(chosen.sum()) if better >= margin else 0
-                    seconds += float(steps.rows_cost(n + verified))
+                    seconds += float(of_drafts[verified])
                     if verified:
                         drafting += 1
                         drafted += verified

@@ -16,6 +16,7 @@ from sam_core._sam import learn_step, rows_seconds, step_seconds
 Float64 = npt.NDArray[np.float64]
 
 NUM_FEATURES = 19
+_ONE, _DRAFTS, _, _CONTEXT, _DRAFT_CONTEXT = range(5)  # the first features
 FIRST_STEPS = 3
 """Minimum steps before predictions are used; bounds the influence of a single step."""
 MAX_RESIDUAL = 0.2
@@ -52,8 +53,6 @@ class StepCost:
         memory: in steps; by default nothing is forgotten.
         graph_sizes: rows of the captured graphs; the engine pads a step to the next larger one.
 
-    context, draft_context: seconds per thousand tokens of context, and of draft context.
-    verify: seconds that a step with drafts takes more.
     steps, with_drafts, without_prompts: number of steps so far, of those with drafts, and of those that read no prompt.
     max_rows: rows of the largest step that read no prompt and was not ignored.
     """
@@ -64,7 +63,6 @@ class StepCost:
         self._padded = sizes[np.searchsorted(sizes, np.arange(sizes[-1] + 1))]
         self._model = np.zeros((NUM_FEATURES + 3, NUM_FEATURES))  # see step_seconds in _sam.pyi
         self._weights = self._model[-1]
-        self.context = self.draft_context = self.verify = 0.0
         self.steps = self.with_drafts = self.without_prompts = 0
         self.max_rows = 1
         self._residuals: deque[float] = deque(maxlen=SPEED_WINDOW)
@@ -74,6 +72,21 @@ class StepCost:
     @property
     def fitted(self) -> bool:
         return self.steps >= FIRST_STEPS
+
+    @property
+    def verify(self) -> float:
+        """Seconds that a step with drafts takes more."""
+        return float(self._weights[_DRAFTS])
+
+    @property
+    def context(self) -> float:
+        """Seconds per thousand tokens of context."""
+        return float(self._weights[_CONTEXT])
+
+    @property
+    def draft_context(self) -> float:
+        """Seconds per thousand tokens of draft context."""
+        return float(self._weights[_DRAFT_CONTEXT])
 
     def learn(
         self, rows: int, drafts: bool, prompts: bool, context: float, draft_context: float, seconds: float
@@ -85,7 +98,7 @@ class StepCost:
         self.with_drafts += drafts
         self.without_prompts += not prompts
         if self.steps == 1:
-            self._weights[0] = seconds
+            self._weights[_ONE] = seconds
         residual = math.log(seconds / max(step_seconds(self._model, *step), 1e-12))
         follows = self._keep < 1 and self.steps > FIRST_STEPS
         factor, keep = self._follow(residual) if follows else (1.0, self._keep)
@@ -93,7 +106,6 @@ class StepCost:
         leave_out = slow and not self._was_slow[int(drafts)]
         self._was_slow[int(drafts)] = slow
         learn_step(self._model, *step, seconds, factor, keep, leave_out)
-        self._read_weights()
         if not (prompts or leave_out):
             self.max_rows = max(self.max_rows, rows)
         return residual
@@ -114,9 +126,6 @@ class StepCost:
             self._residuals.clear()
             return math.exp(ordered[SPEED_WINDOW // 2]), self._keep * KEPT_AFTER_CHANGE
         return math.exp(TRACKING * min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL)), self._keep
-
-    def _read_weights(self) -> None:
-        _, self.verify, _, self.context, self.draft_context = self._weights[:5].tolist()
 
     def rows_cost(self, rows: npt.ArrayLike, prompt_tokens: Sequence[int] = (0,)) -> Float64:
         """Mean of f(rows + n) over the n in `prompt_tokens`, in seconds; rows: integers of any shape."""
@@ -164,5 +173,4 @@ class StepCost:
         if not plausible or model.shape != self._model.shape or counts[0] and not model[-1].any():
             raise ValueError("this is not a record of step costs")
         self._model[:] = model
-        self._read_weights()
         self.steps, self.with_drafts, self.without_prompts, self.max_rows = counts.astype(int).tolist()

@@ -318,7 +318,8 @@ class AutoSwitch(Switch):
             self._gain = choice.gain
         elif not self._drafts and self._run >= self._intervals[True] * (1 + width):
             free = np.ones(count + 1)
-            free[count + 1 if uniform else batch + 1 :] = math.inf
+            if not uniform:
+                free[batch + 1 :] = math.inf
             choice = choose(*drafts, free, uniform=width, turn=self.steps)
             self._explores = True
         if self._set(pays):
