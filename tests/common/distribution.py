@@ -25,11 +25,15 @@ def model_distribution(network):
 
 
 def chi_square_p_value(observed, expected, least=8):
-    """p-value of the counts in cells, or in rows of cells with a given sum each. Cells of a row with an expectation
-    below `least` are pooled."""
+    """p-value of the counts in cells, or in rows of cells with a given sum each.
+
+    In each row the cells of least expectation are pooled: those below `least`, and more until the pool expects it.
+    """
     assert not observed[expected == 0].any(), "what cannot be was sampled"
-    rare, sums = expected < least, np.count_nonzero(expected.sum(-1))
-    observed, expected = (np.append(each[~rare], (each * rare).sum(-1)) for each in (observed, expected))
+    order, sums = expected.argsort(-1), np.count_nonzero(expected.sum(-1))
+    observed, expected = (np.take_along_axis(each, order, -1) for each in (observed, expected))
+    pooled = (expected < least) | (expected.cumsum(-1) - expected < least)
+    observed, expected = (np.append(each[~pooled], (each * pooled).sum(-1)) for each in (observed, expected))
     observed, expected = observed[expected > 0], expected[expected > 0]
     statistic, freedom = ((observed - expected) ** 2 / expected).sum(), len(expected) - sums
     return torch.special.gammaincc(*torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)).item()

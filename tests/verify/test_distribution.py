@@ -95,6 +95,14 @@ def p_value(counts, expected):
     return chi_square_p_value(counts.numpy(), expected.numpy(), least=5)
 
 
+def test_p_values_of_samples_of_the_law_are_uniform():
+    """Also with rows of few samples, in which an improbable token is expected in one run of ten."""
+    law = np.full((50, 3), [0.6, 0.3999, 0.0001])
+    runs = np.random.default_rng(0).multinomial(20, law, (2000, 50))
+    values = np.array([chi_square_p_value(counts, 20 * law, least=5) for counts in runs])
+    assert values.min() > 1e-5 and abs((values < 0.25).mean() - 0.25) < 0.05
+
+
 def joint_p_value(texts):
     table = model().double()
     law = torch.einsum("a,ab,bc->abc", table[V], table[:V], table[:V]).flatten()

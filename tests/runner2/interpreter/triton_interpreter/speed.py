@@ -43,21 +43,55 @@ def speed_up():
     interpreter._get_np_dtype = numpy_type
     language.tensor.__init__ = make_tensor
     language.core.block_type.__init__ = once_of_each(language.core.block_type.__init__)
+    language.core._unwrap_if_constexpr = unwrap_what_is_wrapped(language.core._unwrap_if_constexpr)
+    interpreter.TensorHandle.__post_init__ = lambda handle: None  # checks sizes
+    ask_of_operands_that_differ(language.semantic.TritonSemantic)
     builder.options = replace(builder.options, sanitize_overflow=False)  # as in compiled kernels
 
 
 def once_of_each(init):
     """`init` of a block type, whose work is done once for all of an element type and a shape."""
-    made = {}
+    made, shapes = {}, {}
 
     def make(block, element, shape):
         key = element.name, *map(language.core._unwrap_if_constexpr, shape)
         if key not in made:
             init(block, element, shape)
+            block.shape = shapes.setdefault(key[1:], block.shape)
             made[key] = vars(block)
         vars(block).update(made[key])
 
     return make
+
+
+def unwrap_what_is_wrapped(unwrap):
+    core = language.core
+    plain = {core.tensor, core.dtype, core.block_type, core.pointer_type, int, float, bool, str, type(None)}
+    return lambda value: value if type(value) in plain else unwrap(value)
+
+
+def ask_of_operands_that_differ(semantic):
+    """Types and shapes of two operands are looked at where they differ, but for a number's and an address."""
+    check, broadcast = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
+    numbers = {name: (int,) if name.startswith("int") else (int, float) for name in ("int32", "int64", "fp32", "fp64")}
+
+    def checked(self, lhs, rhs, *args, **kwargs):
+        left, right = (getattr(getattr(each, "dtype", None), "name", None) for each in (lhs, rhs))
+        if left in numbers and right is None and type(rhs) in numbers[left] and abs(rhs) < 1 << 31:
+            rhs, right = self.scalar_constant(rhs, dtype=lhs.dtype), left
+        elif right in numbers and left is None and type(lhs) in numbers[right] and abs(lhs) < 1 << 31:
+            lhs, left = self.scalar_constant(lhs, dtype=rhs.dtype), right
+        points = args[:1] == (True,) and left and left.startswith("pointer") and right in ("int32", "int64")
+        if points or left == right and left in numbers:
+            return self.broadcast_impl_value(lhs, rhs)
+        return check(self, lhs, rhs, *args, **kwargs)
+
+    def broadcast_shapes_that_differ(self, lhs, rhs):
+        if getattr(lhs.type, "shape", None) is getattr(rhs.type, "shape", None):
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value = checked, broadcast_shapes_that_differ
 
 
 def make_tensor(tensor, handle, type):
