@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import os
 import platform
-import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sam_core.files import write_json
 
-from sam_lab.cli import LabError
-
 TARGETS = Path(__file__).with_name("targets.toml")
-BOUND = re.compile(r"(?:(<=|>=) (\d+(?:\.\d+)?)(?: x (.+))?)?")
 
 
 class Figure(NamedTuple):
@@ -86,56 +84,23 @@ class Row:
         return "" if self.bound is None else f"{self.better} {self.bound:g}" + (f" x {self.of}" if self.of else "")
 
 
-class Targets:
-    """The file of targets: one table per reason, with a bound for each row, such as "<= 0.15 x python"; "": no bound.
+@functools.cache
+def targets() -> dict[str, dict[str, Any]]:
+    """The parts `reason`, `better`, `bound` and `of` of each row's target; only `reason` if it has no bound."""
+    found: dict[str, dict[str, Any]] = {}
+    for reason, rows in tomllib.loads(TARGETS.read_text()).items():
+        for what, text in rows.items():
+            better, _, bound = text.partition(" ")
+            number, _, of = bound.partition(" x ")
+            found[what] = {"reason": reason}
+            if text:
+                found[what] |= {"better": better, "bound": json.loads(number), "of": of}
+    return found
 
-    Attributes:
-        entries: better, bound, of and reason of each row; absent parts are left out.
-    """
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.used: set[str] = set()
-        self.entries: dict[str, dict[str, Any]] = {}
-        try:
-            reasons = tomllib.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise LabError(f"{path} cannot be read as TOML ({error}): correct it.") from None
-        for reason, bounds in reasons.items():
-            if not reason or not isinstance(bounds, dict):
-                raise LabError(
-                    f"{path}: {reason!r} needs a reason as the name of its table, and rows in it: correct it."
-                )
-            for what, text in bounds.items():
-                if what in self.entries:
-                    raise LabError(f"{path} has two targets for {what!r}: take one out.")
-                self.entries[what] = {"reason": reason} | self._bound(what, text)
-
-    def _bound(self, what: str, text: Any) -> dict[str, Any]:
-        """The parts `better`, `bound` and `of` of a text such as "<= 0.15 x python"."""
-        parts = BOUND.fullmatch(text) if isinstance(text, str) else None
-        if not parts:
-            raise LabError(
-                f"{self.path}: {what!r} must be a text: '<=' or '>=' and a number, then perhaps ' x ' and the name of "
-                "a peer; or '' for no target: correct it."
-            )
-        better, bound, of = parts.groups()
-        if not bound:
-            return {}
-        number = int(bound) if bound.isdigit() else float(bound)
-        return {"better": better, "bound": number} | ({"of": of} if of else {})
-
-    def row(self, section: str, what: str, unit: str) -> Row:
-        """The row with this name and its target; raises LabError if the file has none for it."""
-        if what not in self.entries:
-            raise LabError(f"{self.path} has no target for {what!r}: add one, with its reason.")
-        self.used.add(what)
-        return Row(section, what, unit, **self.entries[what])
-
-    def check(self) -> None:
-        """Raise LabError if the file has a target for a row that does not exist."""
-        if unknown := [*self.entries.keys() - self.used]:
-            raise LabError(f"{self.path} has a target for {min(unknown)!r}, but no row has this name: remove it.")
+def bounded(section: str, what: str, unit: str) -> Row:
+    """The row with this name and its target."""
+    return Row(section, what, unit, **targets()[what])
 
 
 Sample = Callable[[], float]
