@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,13 @@ from sam_core.console import Progress
 from sam_core.files import write_json
 
 import sam_core
-from sam_lab import automaton, recordings, suffix_device
+from sam_lab import recordings
 from sam_lab.cli import LabError, check_outputs, digest, non_negative, positive, probability
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED, Scope
-from sam_lab.replay import Drafter, geometric_mean, replay
+from sam_lab.replay import geometric_mean, replay
 
 DEFAULT_K = (3, 4, 8, 16)
-OTHERS: dict[str, Callable[[], Drafter]] = {
-    automaton.FULL: lambda: automaton.AutomatonDrafter(full=True),
-    suffix_device.NAME: suffix_device.SuffixDeviceDrafter,
-}
-"""Rules that are not sam_core's. They draft chains and take no options."""
 EPILOG = recordings.EPILOG
 TABLE = "{:28} {:10} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}  {}"
 ROW = (
@@ -40,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--context", nargs="+", choices=CONTEXTS, default=["request", "group"], help="default: request group")
     add("--k", nargs="+", type=positive, metavar="K", help="maximum tokens of chains (3 4 8 16; none with --tree)")
     add("--tree", nargs="+", type=positive, metavar="N", help="maximum nodes of trees")
-    rules = f"drafting rules, sam_core's or {' or '.join(OTHERS)}; default: the pool's"
-    add("--rule", nargs="+", metavar="RULE", help=rules)
+    add("--rule", nargs="+", metavar="RULE", help="sam_core's drafting rules; default: the pool's")
     add("--sources", nargs="+", metavar="SOURCE", help="sources of drafts; default: the pool's")
     add("--min-prob", nargs="+", type=probability, metavar="P", help="end a draft at a probability below P")
     add("--corpus", type=Path, metavar="PATH", help="draft from this corpus too")
@@ -49,16 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=f"default {MAX_TOKENS}")
     add("--seed", type=non_negative, default=SEED, metavar="N", help=f"default {SEED}")
     add("--json", type=Path, metavar="OUT", help="write all figures here after every configuration")
-
-
-def drafter_of(options: dict[str, Any]) -> Drafter:
-    """A new drafter with a Pool's options, or of one of OTHERS."""
-    rule = options.get("rule")
-    if rule not in OTHERS:
-        return SamDrafter(**options)
-    if given := [name for name in options if name != "rule"]:
-        raise LabError(f"--rule {rule} is not sam_core's and takes no options: leave {', '.join(given)} out")
-    return OTHERS[rule]()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             def show(done: int, name: str = name, total: int = total) -> None:
                 progress.show(f"{name}: {done:,} of {total:,} tokens")
 
-            results.append(configuration | replay(drafter_of(options), scopes, context, k, tree, show))
+            results.append(configuration | replay(SamDrafter(**options), scopes, context, k, tree, show))
             progress.clear()
             print(_row(results[-1]), flush=True)
             if args.json:
@@ -107,11 +90,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _try(options: dict[str, Any], sizes: list[tuple[int, bool]]) -> None:
     """Draft once with each size; raises ValueError or OSError for unknown options or sizes."""
-    drafter = drafter_of(options)
+    drafter = SamDrafter(**options)
     drafter.start(0, [1], None)
     for k, tree in sizes:
-        if tree and options.get("rule") in OTHERS:
-            raise LabError(f"--rule {options['rule']} drafts no trees: leave --tree out")
         drafter.propose_tree_many([0], k) if tree else drafter.propose_many([0], k)
 
 

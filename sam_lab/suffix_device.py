@@ -8,15 +8,12 @@ ended answers several vote. How often tokens of such drafts were accepted says h
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from sam_lab.replay import OneByOne
 
 NAME = "suffix-device"
 DEPTH = 24
@@ -200,29 +197,3 @@ class AcceptedByClass:
     @staticmethod
     def _class(draft: SuffixDraft) -> Any:
         return int(draft.from_corpus), int(np.searchsorted(LENGTHS, draft.match))
-
-
-class SuffixDeviceDrafter(OneByOne):
-    """The method as a drafter for the replay; each group has a corpus of its own."""
-
-    def __init__(self) -> None:
-        self.methods: dict[str | None, SuffixDevice] = {None: SuffixDevice()}
-        self._requests: dict[int, tuple[array[int], int, SuffixDevice]] = {}
-
-    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
-        method = self.methods.get(group) or self.methods.setdefault(group, SuffixDevice(corpus=Corpus()))
-        self._requests[request] = array("i", prompt_ids), len(prompt_ids), method
-
-    def append(self, request: int, tokens: Sequence[int]) -> None:
-        self._requests[request][0].extend(tokens)
-
-    def propose(self, request: int, k: int) -> list[int]:
-        text, _, method = self._requests[request]
-        return method.draft([np.frombuffer(text, np.int32)], k)[0].tokens
-
-    def finish(self, request: int) -> None:
-        text, prompt, method = self._requests.pop(request)
-        method.end(np.frombuffer(text, np.int32), prompt)
-
-    def drop(self, group: str) -> None:
-        del self.methods[group]

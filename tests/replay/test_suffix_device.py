@@ -3,21 +3,18 @@
 
 import numpy as np
 import pytest
-from recording import line, write
 
 from sam_lab.cost import Cost
 from sam_lab.evidence.arms import make
 from sam_lab.evidence.devices import Device
 from sam_lab.evidence.rollout import column, roll_out
-from sam_lab.recordings import Answer, make_scopes, read_answers
-from sam_lab.replay import replay
+from sam_lab.recordings import Answer
 from sam_lab.suffix_device import (
     CAPACITY,
     HALF_LIFE,
     AcceptedByClass,
     Corpus,
     SuffixDevice,
-    SuffixDeviceDrafter,
     SuffixDraft,
 )
 
@@ -111,11 +108,3 @@ def test_the_budget_gains_most_tokens_a_second(a_row, drafted):
     steps, _ = roll_out([answer], make("suffix-device:3", lambda: 0.0, device=device), 1)
     found = column(steps, "drafted").tolist()
     assert next((n for n in found if n), 0) == drafted and len(steps) == len(found) < 9 - (drafted > 0)
-
-
-def test_siblings_are_seen_when_they_have_ended(tmp_path):
-    rows = [line("p", range(100, 120)), line("p", range(100, 120))]
-    answers = read_answers(write(tmp_path / "a.jsonl", rows))
-    contexts = ("request", "group", "sequential")
-    found = [replay(SuffixDeviceDrafter(), make_scopes(answers, context), context, 3) for context in contexts]
-    assert [figures["accepted"] for figures in found] == [0, 0, 15]
