@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -18,7 +19,7 @@ from llm_rl.recipe import Recipe
 from llm_rl.shape import SHAPES, Shape, read_shape, why_unknown
 from sam_lab.cli import LabError, check_outputs, positive
 from sam_lab.cost import DIES, Cost, Die, fitted, measured, roofline
-from sam_lab.plan import check, figure, words
+from sam_lab.plan import figure, words
 from sam_lab.plan.acceptance import recorded
 from sam_lab.plan.lengths import Lengths
 from sam_lab.plan.step import SPREAD, Setup, setup
@@ -37,8 +38,6 @@ the model:
   further rounds, the exchange of weights, and training. Compared are off, batch (with the recipe's threshold and k, and
   with all others), and auto (sam_core's budget, on drafts of the recording).
 
---steps FILE predicts each batch of an engine replay from the costs of its other batches.
-
 Ranges: all assumptions are drawn --draws times, uniformly between bounds, and the 10 to 90 % of the results are shown.
 The bounds for a recipe are: lengths x 0.8 to 1.2; accepted tokens x 0.7 to 1.8, with a recording of your own to 1.3;
 the reached shares of the device's bandwidth x 0.75 to 1.2 (weights) and 0.6 to 1.4 (contexts); launches x 0.8 to 1.2;
@@ -50,29 +49,19 @@ fitted to a replay x 0.95 to 1.05.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("recipe", nargs="?", type=Path, help="a recipe's YAML, see llm_rl/qwen3")
+    add("recipe", type=Path, help="a recipe's YAML, see llm_rl/qwen3")
     add("overrides", nargs="*", metavar="key=value", help="as for the recipe's script")
-    add("--steps", type=Path, metavar="FILE", help="check against an engine replay's steps.json or runs.jsonl")
-    mean = "mean tokens of an answer; default: rollout.expected_length"
+    add("--mean", type=float, metavar="N", help="mean tokens of an answer; default: rollout.expected_length")
+    spread = "standard deviation of the lengths' logarithm (%(default)s)"
+    add("--spread", type=float, default=SPREAD, metavar="S", help=spread)
+    add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning")
+    add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps.json instead")
     kept = "share of the groups that dynamic sampling keeps (%(default)s)"
-    planned = [
-        add("--mean", type=float, metavar="N", help=mean),
-        add(
-            "--spread",
-            type=float,
-            default=SPREAD,
-            metavar="S",
-            help="standard deviation of the lengths' logarithm (%(default)s)",
-        ),
-        add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning"),
-        add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps instead"),
-        add("--kept", type=float, default=KEPT, metavar="P", help=kept),
-        add("--rounds", type=positive, metavar="N", help="rounds of generation per step; default: from --kept"),
-        add("--draws", type=positive, default=10, metavar="N", help="samples of the assumptions (%(default)s)"),
-        add("--picture", type=Path, metavar="PNG", help="draw running requests and speed by threshold and k"),
-    ]
+    add("--kept", type=float, default=KEPT, metavar="P", help=kept)
+    add("--rounds", type=positive, metavar="N", help="rounds of generation per step; default: from --kept")
+    add("--draws", type=positive, default=10, metavar="N", help="samples of the assumptions (%(default)s)")
+    add("--picture", type=Path, metavar="PNG", help="draw running requests and speed by threshold and k")
     add("--json", type=Path, metavar="OUT", help="write all figures here")
-    parser.set_defaults(planned=planned)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,36 +73,8 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"--spread must be above 0, got {args.spread:g}")
     if args.mean is not None and not 1 <= args.mean < inf:
         raise LabError(f"--mean {args.mean:g}: an answer has at least 1 token")
-    if args.steps:
-        if args.recipe:
-            raise LabError("--steps needs no recipe: leave it out")
-        for action in args.planned:
-            if getattr(args, action.dest) != action.default:
-                raise LabError(f"{action.option_strings[0]} has no effect with --steps: leave it out")
-        return _steps(args)
-    if args.recipe is None:
-        raise LabError("name a recipe, as llm_rl/qwen3/dapo_qwen3_32b_32die.yaml, or --steps FILE")
     if args.rounds and args.kept != KEPT:
         raise LabError("--kept has no effect with --rounds: leave it out")
-    return _recipe(args)
-
-
-def _steps(args: argparse.Namespace) -> int:
-    result = check.check(args.steps)
-    print(f"cost of a step: fitted to the other batches of {', '.join(result['fitted_to'])}\n")
-    print(f"{'arm':12}{'batch':>6}{'measured':>11}{'predicted':>11}{'error':>9}{'tail':>9}{'predicted':>11}")
-    for row in result["rows"]:
-        print(
-            f"{row['arm']:12}{row['batch']:>6}{row['measured']:>9.1f} s{row['predicted']:>9.1f} s"
-            f"{100 * row['error']:>+7.1f} %{row['measured_tail']:>7.1f} s{row['predicted_tail']:>9.1f} s"
-            f"{'  cost from here' if row['fitted'] else ''}"
-        )
-    if args.json:
-        write_json(args.json, result)
-    return 0
-
-
-def _recipe(args: argparse.Namespace) -> int:
     recipe = config.load(args.recipe, args.overrides)
     shape = read_shape(Path(recipe.model.path))
     if shape is None:
@@ -133,7 +94,7 @@ def _recipe(args: argparse.Namespace) -> int:
         raise LabError("how long answers are is not known: give --mean N")
     mean = (expected or 0) - PROMPT if args.mean is None else args.mean
     if args.cost:
-        device, cost = None, fitted([step for r in check.read(args.cost)[1] for step in r["steps"]])
+        device, cost = None, fitted(_steps(args.cost))
         clock = f"fitted to {args.cost}"
     else:
         device, cost, clock = _clock(recipe, plan, shape)
@@ -154,6 +115,16 @@ def _recipe(args: argparse.Namespace) -> int:
     if args.picture:
         figure.draw(args.picture, result, plan.name)
     return 0
+
+
+def _steps(path: Path) -> list[dict[str, Any]]:
+    """The steps of an engine replay's steps.json; raises LabError or OSError."""
+    try:
+        steps = [step for run in json.loads(path.read_text()) for step in run["steps"]]
+        steps[0]["s"]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise LabError(f"{path} is not the steps.json of an engine-replay ({error!r})") from None
+    return steps
 
 
 def _clock(recipe: Recipe, plan: Setup, shape: Shape) -> tuple[Die | None, Cost, str]:

@@ -13,9 +13,8 @@ import numpy as np
 
 from sam_lab.cost import Cost, Die, roofline
 from sam_lab.plan.acceptance import Acceptance
-from sam_lab.plan.check import tail_contexts
 from sam_lab.plan.lengths import Lengths
-from sam_lab.plan.simulate import Policy
+from sam_lab.plan.simulate import Float64, Policy
 from sam_lab.plan.step import SWITCHING, Round, Setup, Tails, engines
 
 THRESHOLDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -23,6 +22,14 @@ SEEDS = (0, 1, 2)
 """Seeds of the lengths for comparing policies: on which engine the longest answer waits is random."""
 WORST = 0.1
 """Share of the samples below the lower end of a range; switches are recommended by this end."""
+
+
+def tail_contexts(prompt: int, answers: Sequence[int], slots: int) -> Float64:
+    """[slots + 1], mean thousands of tokens per request while n requests still run; `answers` in ascending order."""
+    contexts = np.zeros(slots + 1)
+    for n in range(1, slots + 1):
+        contexts[n] = (prompt + answers[-min(n, len(answers))]) / 1000
+    return contexts
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ def rounds_of(
         results[threshold, k] = (fresh if whole else tails).run(policy, plan.threshold)
     progress()
     per_rank = np.sort(lengths.ravel())[:: plan.ranks]
-    contexts = tail_contexts([(plan.prompt_tokens, int(a)) for a in per_rank], plan.slots)
+    contexts = tail_contexts(plan.prompt_tokens, per_rank.tolist(), plan.slots)
     policy = inputs.acceptance.auto(plan.slots, cost, contexts)
     results["auto"] = started(room(plan.k))[0].run(policy, plan.threshold)
     return results
