@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from sam_core.console import Progress
 from sam_core.files import write_json
 
-import sam_core
 from sam_lab import recordings
-from sam_lab.cli import LabError, check_outputs, digest, non_negative, positive, probability
+from sam_lab.cli import LabError, check_outputs, non_negative, positive, probability
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED, Scope
-from sam_lab.replay import geometric_mean, replay
+from sam_lab.replay import replay
 
 DEFAULT_K = (3, 4, 8, 16)
 EPILOG = recordings.EPILOG
@@ -58,20 +56,12 @@ def run(args: argparse.Namespace) -> int:
     ]
     for options in drafters:
         _try(options, sizes)
-    settings = {
-        "sam_core": sam_core.__version__,
-        "corpus": digest(args.corpus) if args.corpus else None,
-        "max_responses": args.max_responses,
-        "max_tokens": args.max_tokens,
-        "seed": args.seed,
-    }
     data = {path: _scopes(path, args) for path in args.files}
     progress, results = Progress(), list[dict[str, Any]]()
     print(TABLE.format("recording", "context", "draft", "tok/step", "drafted", "precision", "us/draft", "us/token", ""))
     for path, by_context in data.items():
-        identity = settings | {"file": str(path), "data": digest(path)}
         for (context, scopes), options, (k, tree) in itertools.product(by_context.items(), drafters, sizes):
-            configuration = identity | {"context": context, "k": k, "tree": tree, "drafter": options}
+            configuration = {"file": str(path), "context": context, "k": k, "tree": tree, "drafter": options}
             total = sum(len(answer.response_ids) for scope in scopes for answer, scored in scope if scored)
             name = f"{path.name} {context} {'n' if tree else 'k'}={k}"
 
@@ -83,8 +73,6 @@ def run(args: argparse.Namespace) -> int:
             print(_row(results[-1]), flush=True)
             if args.json:
                 write_json(args.json, results)
-    if len(args.files) > 1:
-        _print_means(results)
     return 0
 
 
@@ -107,20 +95,5 @@ def _scopes(path: Path, args: argparse.Namespace) -> dict[str, list[Scope]]:
 
 def _row(result: dict[str, Any]) -> str:
     name, draft = Path(result["file"]).name[:28], f"{'n' if result['tree'] else 'k'}={result['k']}"
-    return ROW.format(**result, name=name, draft=draft, options=_options(result)).rstrip()
-
-
-def _options(result: dict[str, Any]) -> str:
-    names = {name: value for name, value in result["drafter"].items() if name in ("rule", "min_prob")}
-    return " ".join(f"{name}={value}" for name, value in names.items())
-
-
-def _print_means(results: list[dict[str, Any]]) -> None:
-    """Geometric means of tokens per step over the recordings."""
-    together: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for result in results:
-        together[result["context"], result["tree"], result["k"], _options(result)].append(result)
-    for (context, tree, k, options), rows in together.items():
-        mean, drafted = (geometric_mean([row[key] for row in rows]) for key in ("tokens_per_step", "proposed_per_step"))
-        cells = "geometric mean", context, f"{'n' if tree else 'k'}={k}", f"{mean:.3f}", f"{drafted:.2f}", "", "", ""
-        print(TABLE.format(*cells, options).rstrip())
+    options = " ".join(f"{key}={value}" for key, value in result["drafter"].items() if key in ("rule", "min_prob"))
+    return ROW.format(**result, name=name, draft=draft, options=options).rstrip()
