@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,10 +81,6 @@ class SamDrafter:
 
     def drop(self, group: str) -> None:
         self.pool.drop(group.encode())
-
-    def by_source(self) -> Mapping[str, object]:
-        """For each source its drafts, drafted tokens and accepted tokens, as the pool counts them."""
-        return self.pool.stats()["by_source"]
 
     def _arrays_of(self, requests: Sequence[int], k: int) -> dict[str, npt.NDArray[Any]]:
         """Arguments of `Pool.step` for these requests; calls of the same size share one set of arrays."""

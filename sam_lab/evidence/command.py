@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -219,17 +218,11 @@ def _result(
 
 
 def _described(of: str, running: int, settings: Settings) -> dict[str, Any]:
-    """Size of a set's test part, and the share of each task in its tokens, largest first."""
+    """Size of a set's test part."""
     answers = [answer for batch in batches_of(of, "test", running, settings) for answer in batch.answers]
-    tokens: Counter[str] = Counter()
-    for answer in answers:
-        tokens[data.task(answer)] += len(answer.response_ids)
-    total = sum(tokens.values())
     return {
         "title": data.SETS[of].title,
         "prompts": len({answer.prompt_id for answer in answers}),
         "answers": len(answers),
-        "tokens": total,
-        "longest": max(len(answer.response_ids) for answer in answers),
-        "tasks": {name: round(count / total, 4) for name, count in tokens.most_common()},
+        "tokens": sum(len(answer.response_ids) for answer in answers),
     }

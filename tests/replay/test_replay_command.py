@@ -38,7 +38,7 @@ def test_replay_prints_a_table_and_writes_the_same_figures(answers, tmp_path):
     for result, row in zip(written, table, strict=True):
         assert row[:3] == ["a.jsonl", result["context"], f"k={result['k']}"] and float(row[3]) > 1
         assert float(row[3]) == pytest.approx(result["tokens_per_step"], abs=6e-4)
-        assert result["drafter"] == {"rule": "newest"} and result["by_source"]["request"]["drafts"] > 0
+        assert result["drafter"] == {"rule": "newest"}
 
 
 def test_command_without_its_packages_is_refused(capsys, monkeypatch):

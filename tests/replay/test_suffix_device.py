@@ -13,7 +13,6 @@ from sam_lab.suffix_device import (
     CAPACITY,
     HALF_LIFE,
     AcceptedByClass,
-    Corpus,
     SuffixDevice,
     SuffixDraft,
 )
@@ -25,7 +24,7 @@ def text_of(*tokens):
 
 def draft(text, k, *ended, depth=24, capacity=CAPACITY):
     """With these answers in the corpus."""
-    method = SuffixDevice(depth, Corpus(capacity))
+    method = SuffixDevice(depth, capacity)
     for answer in ended:
         method.end(text_of(*answer), 0)
     return tuple(method.draft([text_of(*text)], k)[0])
@@ -79,7 +78,7 @@ def test_the_oldest_answers_are_overwritten():
 
 
 def test_the_end_of_a_prompt_is_kept():
-    method = SuffixDevice(corpus=Corpus())
+    method = SuffixDevice()
     method.end(text_of(1, 2, 90, 91, 92, 7, 8, 9), 5)
     drafts = method.draft([text_of(60, 61, 90, 91, 92), text_of(1, 2)], 3)
     assert [each.tokens for each in drafts] == [[7, 8, 9], []]

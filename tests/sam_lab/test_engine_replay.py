@@ -88,7 +88,7 @@ def test_a_run_that_was_killed_in_its_line_is_run_again(tmp_path):
 
 
 def test_a_wrong_answer_and_an_arm_that_is_silent_are_named(tmp_path, capsys):
-    step = {"context": 9, "prefill": False, "s": 1.0, "sample_s": 0.1, "draft_s": 0.0, "running": 1, "rows": 1}
+    step = {"context": 9, "prefill": False, "s": 1.0, "running": 1, "rows": 1}
     step |= {"drafted": 0, "emitted": 1, "gaining": 1}
     runs = [{"arm": arm, "batch": 0, "wrong": wrong, "steps": [step]} for arm, wrong in (("plain", []), ("auto", [3]))]
     result = report(runs, 8, tmp_path, {})
