@@ -12,7 +12,7 @@ from sam_lab.bench.rows import figure
 from sam_lab.replay import geometric_mean
 
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
-LEFT_OUT = re.compile(r"propose for (1|1024) |k=3, seq|large history|text, newest")
+LEFT_OUT = re.compile(r"propose for 1024 |k=3, seq|large history|text, newest")
 """Rows of `make bench` that are only in the record, not on the page."""
 
 

@@ -21,7 +21,7 @@ from sam_lab.bench.rows import Figure, Row, bounded
 from sam_lab.cli import LabError
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import DATA, Answer, Scope, make_scopes, read_answers, split, split_fold, temporary_corpus
-from sam_lab.replay import geometric_mean, replay
+from sam_lab.replay import replay
 from sam_lab.workers import finished
 
 SECTION = "acceptance"
@@ -132,9 +132,7 @@ class AcceptanceBench:
         failed."""
         if task in self.errors:
             raise LabError(self.errors[task])
-        by_set = [f["tokens"] / f["steps"] for _, f in sorted(self.figures[task].items())]
-        figure = Figure.of(by_set)
-        return figure._replace(median=geometric_mean(by_set)) if len(by_set) > 1 else figure
+        return Figure.of_sets([f["tokens"] / f["steps"] for _, f in sorted(self.figures[task].items())])
 
     def rows(self) -> list[Bundle]:
         """Bundles of rows, each with the function that fills it after `measure` and the tasks that it needs."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sam_core.switch import BatchSwitch
 
 import sam_core
 from sam_lab.automaton import Automaton
@@ -32,12 +31,8 @@ from sam_lab.recordings import temporary_corpus
 SECTION = "time and memory"
 BATCH = 64
 PEER_ROWS = 8  # the cost per request of a peer that loops over requests does not depend on their number
-REQUESTS = (1, 1024)
-SWITCHES: dict[str, dict[str, Any]] = {
-    "off": {"switch": "batch"},
-    "on": {"switch": "batch", "threshold": max(REQUESTS)},
-    "auto": {"switch": "auto"},
-}
+REQUESTS = 1024
+SWITCHES: dict[str, dict[str, Any]] = {"on": {"switch": "batch", "threshold": REQUESTS}, "auto": {"switch": "auto"}}
 clock = time.process_time
 
 
@@ -83,21 +78,15 @@ class CostBench:
 
         drafts = [row(f"draft k=3, {rule}", "us") for rule in RULES]
         steps = [row(f"step of {BATCH} rows, ordinary text, {rule}", "us") for rule in RULES]
-        proposers = []
-        for count in REQUESTS:
-            what = f"propose for {count} request{'s' * (count > 1)}"
-            of_switches = [row(f"{what}, {name}", "us") for name in SWITCHES]
-            if count == max(REQUESTS):
-                of_switches += [row(f"{what}, {name}: waiting", "us") for name in ("on", "auto")]
-            proposers.append((of_switches, partial(self.proposers, count)))
-        proposers.append(([row("propose for 512 requests, auto: deciding", "us")], partial(self.deciding, 512)))
+        waits = [row(f"propose for {REQUESTS} requests, {name}: waiting", "us") for name in SWITCHES]
         return [
             ([row("append", "us")], self.append_calls),
             ([row("append, longest pause", "us")], self.append_pauses),
             ([row("step with a large history, 64 rows, p99.9", "ms")], self.history_steps),
             (drafts, self.drafts),
             (steps, self.steps_of),
-            *proposers,
+            (waits, self.waits),
+            ([row("propose for 512 requests, auto: deciding", "us")], self.deciding),
             ([row("memory, request", "bytes per token")], self.memory_request),
             ([row("memory, request and group with counts", "bytes per token")], self.memory_group),
             ([row("corpus, look-up (append and draft k=1)", "us")], self.corpus),
@@ -264,17 +253,14 @@ class CostBench:
             _fill(row, {"ours": figures[rule], **others})
             row.note = f"after {size} tokens per row"
 
-    def _of_proposers(self, count: int) -> np.ndarray:
-        """A table wide enough for an Engine that drafts 3 tokens per step."""
-        return ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
+    def engine(self, count: int, switch: dict[str, Any]) -> Engine:
+        """An engine that drafts 3 tokens per request and step, whose table is wide enough."""
+        table = ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
+        return Engine(table, self.running, 3, **switch)
 
-    def proposers(self, count: int, rows: list[Row]) -> None:
-        """Microseconds per call of the proposer with each of its switches, including indexing; in further rows the wait
-        for the drafts of the switches `on` and `auto`, as threads share the work and tokens are indexed later."""
-        table = self._of_proposers(count)
-        engines = {name: Engine(table, self.running, 3, **options) for name, options in SWITCHES.items()}
-        off = engines["off"].proposer
-        off.switch = BatchSwitch(0, off.switch.logger)  # one request is as many as options allow
+    def waits(self, rows: list[Row]) -> None:
+        """Microseconds until the drafts are there, as threads share the work and tokens are indexed later."""
+        engines = {name: self.engine(REQUESTS, switch) for name, switch in SWITCHES.items()}
 
         def sample(engine: Engine) -> float:
             return 1e6 * sum(engine.step() for _ in range(self.steps)) / self.steps
@@ -282,22 +268,16 @@ class CostBench:
         samples = {name: partial(sample, engine) for name, engine in engines.items()}
         alternate(samples, 2)  # auto has learned then
         gc.freeze()  # as vLLM does when it has started: what lives on is not visited by collections
-        before = {name: engine.drafted for name, engine in engines.items()}
         figures = alternate(samples, self.rounds)
         gc.unfreeze()
-        steps = self.rounds * self.steps
-        for row, name in zip(rows, SWITCHES, strict=False):
+        for row, (name, engine) in zip(rows, engines.items(), strict=True):
             row.ours = figures[name]
-            drafted = (engines[name].drafted - before[name]) / steps / count
-            row.note = f"{drafted:.2f} draft tokens per request and step, from {self.running} tokens per request on"
-        for row, name in zip(rows[len(SWITCHES) :], ("on", "auto"), strict=False):
-            passed = np.reshape(engines[name].waited[-steps:], (self.rounds, self.steps))
-            row.ours = Figure.of((1e6 * passed.mean(1)).tolist())
-            row.note = f"{engines[name].proposer.texts.pool.num_threads} threads may share the work"
+            row.note = f"{engine.proposer.texts.pool.num_threads} threads may share the work"
 
-    def deciding(self, count: int, rows: list[Row]) -> None:
+    def deciding(self, rows: list[Row]) -> None:
         """Microseconds that switch auto takes per step, including learning."""
-        engine = Engine(self._of_proposers(count), self.running, 3, **SWITCHES["auto"])
+        count = 512
+        engine = self.engine(count, SWITCHES["auto"])
         switch, taken = engine.proposer.switch, [0.0]
 
         def timed(call: Callable, *args: Any) -> Any:

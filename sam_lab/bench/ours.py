@@ -84,25 +84,22 @@ class Engine:
         if isinstance(self.proposer.switch, AutoSwitch):
             self.proposer.switch.clock = lambda: self.now
         self.drafted = 0
-        self.waited: list[float] = []
         self.propose(int(self.lengths.sum()))
         feed(self.proposer.texts.pool, np.arange(rows, dtype=np.int32), int(self.lengths.sum()))
 
     def propose(self, num_tokens: int) -> float:
-        """Processor time of one call in all threads, including the indexing that an engine does while it waits for the
-        device. The seconds until the drafts are there are appended to `waited`."""
-        begin, start = time.perf_counter(), time.process_time()
+        """Seconds until the drafts are there; then the indexing that an engine does while it waits for the device."""
+        begin = time.perf_counter()
         drafts = self.proposer.propose(
             self.req_ids, self.table, self.lengths, self.prompts, self.sampled, num_tokens, index_later=True
         )
-        self.waited.append(time.perf_counter() - begin)
+        waited = time.perf_counter() - begin
         self.proposer.catch_up()
-        taken = time.process_time() - start
         self.drafts = np.array([draft + [-1] * (self.k - len(draft)) for draft in drafts], np.int32)
-        return taken
+        return waited
 
     def step(self) -> float:
-        """Verify the drafts, then propose; returns the processor time of `propose`."""
+        """Verify the drafts, then propose; returns the seconds of `propose`."""
         self.drafted += (drafted := int((self.drafts >= 0).sum()))
         num_tokens = len(self.table) + drafted
         self.now += 0.02 + 2e-5 * num_tokens

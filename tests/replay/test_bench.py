@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from sam_lab.__main__ import main
 from sam_lab.bench import acceptance
 from sam_lab.bench.acceptance import AcceptanceBench, Task
-from sam_lab.bench.rows import Figure, Row, alternate, as_json, missed, targets
+from sam_lab.bench.rows import Figure, Row, alternate, missed, targets
 from sam_lab.cli import LabError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,12 +30,9 @@ def test_quick_run_measures_every_row(tmp_path):
         assert row["ours"]["median"] > 0 and row["what"] in printed and row["reason"]
         absent = isinstance(row["peers"].get(row["of"]), str)  # why it cannot run here
         assert (row["verdict"] == "FAILED") == absent, row["what"]
-        assert (row["verdict"] == "recorded") == (row["bound"] is None) != (row["better"] in ("<=", ">="))
+        assert row["better"] in ("<=", ">=")
     assert status == any(row["verdict"] in ("MISSED", "FAILED") for row in rows)
-    assert f" of {sum(row['bound'] is not None for row in rows)} targets met" in printed
-    assert sum(row["bound"] is None for row in rows) < 10
-    steps = [row for row in rows if row["what"].startswith("step of")]
-    assert len(steps) == 2 and all(row["peer_to_ours"]["python"] > 0 for row in steps)
+    assert f" of {len(rows)} targets met" in printed
     peers = {row["what"]: {*row["peers"]} for row in rows}
     alone = {"python", "ngram"}  # they know nothing of other requests
     assert peers["chain k=3, request, private"] == {"count", "arctic", "sglang"} | alone
@@ -61,7 +59,6 @@ def test_bound_may_be_a_share_of_a_peer_in_the_same_run(peer, verdict):
     told = missed([row])
     assert told == "" if verdict == "met" else told.startswith(f"{verdict}: what: ") and "a reason" in told
     assert ("no compiler" in told) == (peer is None)
-    assert as_json(row)["peer_to_ours"] == ({"other": peer / 2} if peer else {})
 
 
 def test_contestants_take_turns_and_get_medians_and_quartiles():
@@ -72,7 +69,7 @@ def test_contestants_take_turns_and_get_medians_and_quartiles():
         return values[name].pop(0)
 
     found = alternate({name: partial(sample, name) for name in "ab"}, 3)
-    assert found == {"a": (2.0, 1.5, 5.5), "b": (5.0, 4.5, 32.5)} and order == [*"abbaab"]
+    assert found == {"a": Figure(2.0, 1.5, 5.5), "b": Figure(5.0, 4.5, 32.5)} and order == [*"abbaab"]
 
 
 def filled(figures, errors):
@@ -97,7 +94,9 @@ def test_figures_by_hand():
     figures = {task: {"x": 400, "y": 200}, rival: {"x": 100, "y": 200}}
     rows = filled(figures, {Task("blend", "group", 8): "it broke", arctic: "not available: no compiler"})
     row = rows["chain k=8, request, shared"]
-    assert row.ours == pytest.approx((8**0.5, 2.5, 3.5)) and row.peers["sglang"].median == pytest.approx(2**0.5)
+    assert astuple(row.ours) == pytest.approx((8**0.5, 2.5, 3.5)) and row.peers["sglang"].median == pytest.approx(
+        2**0.5
+    )
     assert row.peers["count"].median == 2 and row.value == pytest.approx(2) and row.met
     assert row.peers["arctic"] == "not available: no compiler" and rows["chain k=8, request, private"].value == 1
     assert rows["chain k=8, group, shared"].error == "it broke" and not rows["chain k=8, group, shared"].met
