@@ -133,6 +133,14 @@ def split(answers: Iterable[Answer]) -> dict[str, list[Answer]]:
     return {"dev": dev, "test": test}
 
 
+def by_group(answers: Iterable[Answer]) -> dict[str, list[Answer]]:
+    """The answers of each group, in their order."""
+    groups: dict[str, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        groups[answer.group].append(answer)
+    return groups
+
+
 def make_scopes(
     answers: Sequence[Answer],
     context: str,
@@ -144,9 +152,7 @@ def make_scopes(
 
     Raises LabError where history is asked of a recording without earlier epochs.
     """
-    groups: dict[str, list[Answer]] = defaultdict(list)
-    for answer in answers:
-        groups[answer.group].append(answer)
+    groups = by_group(answers)
     candidates: list[Scope] = []
     if context in ("history", "nohistory"):
         by_prompt: dict[str, list[list[Answer]]] = defaultdict(list)

@@ -27,9 +27,6 @@ from sam_lab.plan.study import Inputs, study
 from sam_lab.recordings import DATA, read_answers
 
 RECORDING = DATA / "reason-long-groups.jsonl.gz"
-PROMPT = 133
-"""Tokens of a prompt."""
-KEPT = 0.6
 EPILOG = """\
 the model:
   One round of generation is simulated on every engine, event by event: requests wait for a slot (max_num_seqs) and for
@@ -57,8 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning")
     add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps.json instead")
     kept = "share of the groups that dynamic sampling keeps (%(default)s)"
-    add("--kept", type=float, default=KEPT, metavar="P", help=kept)
-    add("--rounds", type=positive, metavar="N", help="rounds of generation per step; default: from --kept")
+    add("--kept", type=float, default=0.6, metavar="P", help=kept)
     add("--draws", type=positive, default=10, metavar="N", help="samples of the assumptions (%(default)s)")
     add("--picture", type=Path, metavar="PNG", help="draw running requests and speed by threshold and k")
     add("--json", type=Path, metavar="OUT", help="write all figures here")
@@ -73,8 +69,6 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"--spread must be above 0, got {args.spread:g}")
     if args.mean is not None and not 1 <= args.mean < inf:
         raise LabError(f"--mean {args.mean:g}: an answer has at least 1 token")
-    if args.rounds and args.kept != KEPT:
-        raise LabError("--kept has no effect with --rounds: leave it out")
     recipe = config.load(args.recipe, args.overrides)
     shape = read_shape(Path(recipe.model.path))
     if shape is None:
@@ -86,13 +80,12 @@ def run(args: argparse.Namespace) -> int:
     layout.check_sizes(recipe, shape)
     sam = recipe.options
     plan = setup(recipe, shape, sam.threshold, recipe.sam_options["k"], args.kept)
-    plan = replace(plan, prompt_tokens=PROMPT, rounds=args.rounds or plan.rounds)
     if recipe.cluster.device == "cuda":  # as the 910C's, which is fitted, by what both compute at most
         plan = replace(plan, training=plan.training * DIES["910C"].flops / DIES["H100"].flops)
     expected = recipe.rollout.expected_length
     if args.mean is None and expected is None:
         raise LabError("how long answers are is not known: give --mean N")
-    mean = (expected or 0) - PROMPT if args.mean is None else args.mean
+    mean = (expected or 0) - plan.prompt_tokens if args.mean is None else args.mean
     if args.cost:
         device, cost = None, fitted(_steps(args.cost))
         clock = f"fitted to {args.cost}"

@@ -67,18 +67,12 @@ def test_drafts_are_accepted_up_to_the_first_difference(tokens, parents, at, acc
 def test_figures_of_a_replay_done_by_hand(tmp_path):
     answers = read_answers(write(tmp_path / "a.jsonl", [line(response=[1, 2, 3, 1, 2, 3, 9], prompt_ids=[8])]))
     # Steps emit 1, 2, 3, 1 without a draft; then 2 3 1 is drafted, 2 3 accepted, and 9 ends the answer.
-    found = figures(Noting(), answers, "request")
+    by_prompt = {}
+    found = figures(Noting(), answers, "request", by_prompt=by_prompt)
+    assert by_prompt == {"p": [7, 5]}
     expected = {"steps": 5, "tokens": 7, "tokens_per_step": 1.4, "proposed": 3, "accepted": 2, "precision": 0.6667}
     expected |= {"proposed_per_step": 0.6, "requests": 1}
     assert expected.items() <= found.items()
-
-
-def test_tokens_and_steps_of_each_prompt(tmp_path):
-    drafter, by_prompt = Noting(), {}
-    drafter.propose = lambda request, k: [3]
-    answers = read_answers(write(tmp_path / "a.jsonl", [line(response=[1] * 1024 + [3] * 1124)]))
-    replay(drafter, make_scopes(answers, "request", 8, 10**6, 0), "request", 1, by_prompt=by_prompt)
-    assert by_prompt == {answers[0].prompt_id: [2148, 1586]}
 
 
 def test_an_interval_is_of_prompts():
