@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from sam_lab.__main__ import main
 from sam_lab.bench import acceptance
 from sam_lab.bench.acceptance import AcceptanceBench, Task
 from sam_lab.bench.rows import Figure, Row, alternate, missed, targets
@@ -38,17 +37,6 @@ def test_quick_run_measures_every_row(tmp_path):
     assert peers["chain k=3, request, private"] == {"count", "arctic", "sglang"} | alone
     assert peers["chain k=3, request, shared"] == {"count", "arctic", "sglang"}
     assert peers["draft k=3, newest"] == {"python", "arctic", "ngram", "sglang"}
-
-
-def test_missed_target_exits_with_1_and_is_named(tmp_path, monkeypatch, capsys):
-    what = "memory, request"
-    monkeypatch.setitem(targets()[what], "bound", 0.001)
-    assert main(["bench", "--quick", "--out", str(tmp_path), "--only", what]) == 1
-    row, *_ = json.loads((tmp_path / "bench.json").read_text())["rows"]
-    assert row["what"] == what and row["bound"] == 0.001 and row["verdict"] == "MISSED"
-    # The texts of a quick run are so short that most of ours is what the pool learns into, 600 kB once.
-    assert row["peers"]["python"]["median"] > 300 and 1000 > row["ours"]["median"] > 20
-    assert f"MISSED: {what}: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("peer", "verdict"), [(4.0, "met"), (3.9, "MISSED"), (None, "FAILED")])
