@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The article's suffix automaton in plain Python, with dicts, and the article's rule as published.
+"""The article's suffix automaton in plain Python, with dicts.
 
-The published code (cann-recipes-train v0.1.0, llm_rl/qwen3/patches/vllm/v1/spec_decode/sam.py) copies, like sam_core's
-rule `oldest`, what followed the first occurrence of the longest suffix that occurred before. Where fewer than k tokens
-followed, it tries shorter suffixes until k tokens did (`to_anc`), down to one token; `oldest` drafts the fewer tokens.
-Here the article's rule is called FULL.
+As the published code (cann-recipes-train v0.1.0, llm_rl/qwen3/patches/vllm/v1/spec_decode/sam.py) and sam_core's rule
+`oldest`, it copies what followed the first occurrence of the longest suffix that occurred before.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sam_lab.replay import OneByOne
-
-FULL = "oldest_full"
 
 
 class Automaton:
@@ -67,20 +63,12 @@ class Automaton:
         state = self.link[self.last]
         return self.tokens[self.first[state] : self.first[state] + k] if state > 0 else []
 
-    def draft_full(self, k: int) -> list[int]:
-        """At most k tokens by the rule FULL."""
-        state = max(self.link[self.last], 0)
-        while state and self.link[state] and len(self.tokens) - self.first[state] < k:
-            state = self.link[state]
-        return self.tokens[self.first[state] : self.first[state] + k] if state else []
-
 
 class AutomatonDrafter(OneByOne):
-    """Automata as a drafter for the replay; each request drafts from its own text, by the rule FULL if `full`."""
+    """Automata as a drafter for the replay; each request drafts from its own text."""
 
-    def __init__(self, full: bool = False) -> None:
+    def __init__(self) -> None:
         self.texts: dict[int, Automaton] = {}
-        self._draft = Automaton.draft_full if full else Automaton.draft
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
         self.texts[request] = Automaton()
@@ -92,7 +80,7 @@ class AutomatonDrafter(OneByOne):
             append(token)
 
     def propose(self, request: int, k: int) -> list[int]:
-        return self._draft(self.texts[request], k)
+        return self.texts[request].draft(k)
 
     def finish(self, request: int) -> None:
         del self.texts[request]

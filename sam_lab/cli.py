@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 from pathlib import Path
 
 from sam_core.files import check_output
@@ -49,9 +48,3 @@ def check_outputs(args: argparse.Namespace, *names: str) -> None:
             others = (value for other, value in vars(args).items() if other != name)
             listed = (each for value in others for each in (value if isinstance(value, list) else [value]))
             check_output(path, [each for each in listed if isinstance(each, Path)])
-
-
-def digest(path: Path) -> str:
-    """16 hexadecimal digits for the content of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,10 +82,6 @@ class SamDrafter:
     def drop(self, group: str) -> None:
         self.pool.drop(group.encode())
 
-    def by_source(self) -> Mapping[str, object]:
-        """For each source its drafts, drafted tokens and accepted tokens, as the pool counts them."""
-        return self.pool.stats()["by_source"]
-
     def _arrays_of(self, requests: Sequence[int], k: int) -> dict[str, npt.NDArray[Any]]:
         """Arguments of `Pool.step` for these requests; calls of the same size share one set of arrays."""
         rows = len(requests)
@@ -100,50 +97,34 @@ class SamDrafter:
         return arrays
 
 
-class VerifiedDraft(NamedTuple):
-    """One draft of a replay.
+class Watched(SamDrafter):
+    """Records each chain in the order in which they are verified.
 
     Attributes:
-        request: number of the request.
-        position: tokens of the answer before the draft.
-        scores: float32 [n], as `Pool.step` returns them.
-        accepted: number of accepted tokens.
+        positions: tokens of the answer before each draft.
+        scores: float32 [k] of each draft, as `Pool.step` returns them, 0 after its end.
+        accepted: number of accepted tokens of each draft.
     """
-
-    request: int
-    position: int
-    scores: npt.NDArray[np.float32]
-    accepted: int
-
-
-class Watched(SamDrafter):
-    """Records each chain in `drafts`, in the order in which they are verified."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.drafts: list[VerifiedDraft] = []
+        self.positions, self.scores, self.accepted = list[int](), list[npt.NDArray[np.float32]](), list[int]()
         self._last: dict[int, tuple[list[int], npt.NDArray[np.float32]]] = {}
-        self._position: dict[int, int] = {}
+        self._position: dict[int, int] = defaultdict(int)
 
     def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
         out, lengths, scores = self.draft(requests, k, "scores")
         drafts = [row[:length] for row, length in zip(out.tolist(), lengths.tolist(), strict=True)]
-        for request, draft, row in zip(requests, drafts, scores, strict=True):
-            self._last[request] = draft, row[: len(draft)].copy()
+        scores = np.where(np.arange(k) < lengths[:, None], scores, 0)
+        self._last |= zip(requests, zip(drafts, scores, strict=True), strict=True)
         return drafts
 
     def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
         super().append_many(requests, rows)
         for request, row in zip(requests, rows, strict=True):
-            position = self._position.get(request, 0)
             if request in self._last:
                 draft, scores = self._last.pop(request)
-                self.drafts.append(VerifiedDraft(request, position, scores, accept_chain(draft, row, 0)))
-            self._position[request] = position + len(row)
-
-    def scores(self, k: int) -> npt.NDArray[np.float64]:
-        """[drafts, k], the scores of all drafts, 0 after the end of each."""
-        table = np.zeros((len(self.drafts), k))
-        for row, draft in zip(table, self.drafts, strict=True):
-            row[: len(draft.scores)] = draft.scores
-        return table
+                self.positions.append(self._position[request])
+                self.scores.append(scores)
+                self.accepted.append(accept_chain(draft, row, 0))
+            self._position[request] += len(row)

@@ -73,30 +73,24 @@ def read_answers(path: str | Path) -> list[Answer]:
 
     Raises LabError for a line that is no answer, ValueError for a compressed file that is not whole, or OSError.
     """
-    answers = [answer for where, record in read_records(path) if (answer := parse_answer(record, where))]
+    answers = []
+    with open_lines(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip() and (answer := _parse_answer(line, f"{path}, line {number}")):
+                answers.append(answer)
     if not answers:
         raise LabError(f"{path} has no answers: {REQUIRED}")
     return answers
 
 
-def read_records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The JSON object of each line, with its file and line; raises as `read_answers` does."""
-    with open_lines(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise LabError(f"{where} is not JSON ({error}): a recording has one object per line") from None
-            if not isinstance(record, dict):
-                raise LabError(f"{where} is not a JSON object: {REQUIRED}")
-            yield where, record
-
-
-def parse_answer(record: dict[str, Any], where: str) -> Answer | None:
+def _parse_answer(line: str | bytes, where: str) -> Answer | None:
     """The answer of a line, or None for an empty one and for a loop; raises LabError, which names `where`."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise LabError(f"{where} is not JSON ({error}): a recording has one object per line") from None
+    if not isinstance(record, dict):
+        raise LabError(f"{where} is not a JSON object: {REQUIRED}")
     prompt, response = _token_ids(record, "prompt_ids", where), _token_ids(record, "response_ids", where)
     if not isinstance(record.get("prompt_id"), str | int):
         raise LabError(f"{where}: prompt_id must be a string or a number: {REQUIRED}")
@@ -139,6 +133,14 @@ def split(answers: Iterable[Answer]) -> dict[str, list[Answer]]:
     return {"dev": dev, "test": test}
 
 
+def by_group(answers: Iterable[Answer]) -> dict[str, list[Answer]]:
+    """The answers of each group, in their order."""
+    groups: dict[str, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        groups[answer.group].append(answer)
+    return groups
+
+
 def make_scopes(
     answers: Sequence[Answer],
     context: str,
@@ -150,9 +152,7 @@ def make_scopes(
 
     Raises LabError where history is asked of a recording without earlier epochs.
     """
-    groups: dict[str, list[Answer]] = defaultdict(list)
-    for answer in answers:
-        groups[answer.group].append(answer)
+    groups = by_group(answers)
     candidates: list[Scope] = []
     if context in ("history", "nohistory"):
         by_prompt: dict[str, list[list[Answer]]] = defaultdict(list)

@@ -29,8 +29,8 @@ RESAMPLES = 2000
 class Drafter(Protocol):
     """The interface of a drafter in a replay. The caller numbers the requests.
 
-    It may also have `drop(group)`, called when a group's last request has ended, `settle()`, called after each answer
-    that is not scored, and `by_source()`, whose dict joins the figures.
+    It may also have `drop(group)`, called when a group's last request has ended, and `settle()`, called after each
+    answer that is not scored.
     """
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
@@ -237,8 +237,7 @@ def replay(
 
     Returns:
         tokens_per_step, proposed_per_step (drafted tokens per step), precision (accepted of the drafted tokens),
-        accepted, proposed, steps, tokens, requests, us_propose (us per step), us_append_per_token (microseconds) and,
-        where the drafter has it, by_source.
+        accepted, proposed, steps, tokens, requests, us_propose (us per step) and us_append_per_token (microseconds).
     """
     run = _Replay(drafter, context, k, tree, progress, by_prompt)
     waiting = run.starts(scopes, one_by_one=running == 1 and context in ("request", "sequential"))
@@ -249,10 +248,7 @@ def replay(
         if not batch:
             break
         batch = run.step(batch)
-    figures = run.tally.figures()
-    if hasattr(drafter, "by_source"):
-        figures["by_source"] = drafter.by_source()
-    return figures
+    return run.tally.figures()
 
 
 def quotient(counts: Counts, others: Counts | None = None) -> float | None:

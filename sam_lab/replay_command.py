@@ -5,27 +5,19 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sam_core.console import Progress
 from sam_core.files import write_json
 
-import sam_core
-from sam_lab import automaton, recordings, suffix_device
-from sam_lab.cli import LabError, check_outputs, digest, non_negative, positive, probability
+from sam_lab import recordings
+from sam_lab.cli import LabError, check_outputs, non_negative, positive, probability
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED, Scope
-from sam_lab.replay import Drafter, geometric_mean, replay
+from sam_lab.replay import replay
 
 DEFAULT_K = (3, 4, 8, 16)
-OTHERS: dict[str, Callable[[], Drafter]] = {
-    automaton.FULL: lambda: automaton.AutomatonDrafter(full=True),
-    suffix_device.NAME: suffix_device.SuffixDeviceDrafter,
-}
-"""Rules that are not sam_core's. They draft chains and take no options."""
 EPILOG = recordings.EPILOG
 TABLE = "{:28} {:10} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}  {}"
 ROW = (
@@ -40,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--context", nargs="+", choices=CONTEXTS, default=["request", "group"], help="default: request group")
     add("--k", nargs="+", type=positive, metavar="K", help="maximum tokens of chains (3 4 8 16; none with --tree)")
     add("--tree", nargs="+", type=positive, metavar="N", help="maximum nodes of trees")
-    rules = f"drafting rules, sam_core's or {' or '.join(OTHERS)}; default: the pool's"
-    add("--rule", nargs="+", metavar="RULE", help=rules)
+    add("--rule", nargs="+", metavar="RULE", help="sam_core's drafting rules; default: the pool's")
     add("--sources", nargs="+", metavar="SOURCE", help="sources of drafts; default: the pool's")
     add("--min-prob", nargs="+", type=probability, metavar="P", help="end a draft at a probability below P")
     add("--corpus", type=Path, metavar="PATH", help="draft from this corpus too")
@@ -49,16 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=f"default {MAX_TOKENS}")
     add("--seed", type=non_negative, default=SEED, metavar="N", help=f"default {SEED}")
     add("--json", type=Path, metavar="OUT", help="write all figures here after every configuration")
-
-
-def drafter_of(options: dict[str, Any]) -> Drafter:
-    """A new drafter with a Pool's options, or of one of OTHERS."""
-    rule = options.get("rule")
-    if rule not in OTHERS:
-        return SamDrafter(**options)
-    if given := [name for name in options if name != "rule"]:
-        raise LabError(f"--rule {rule} is not sam_core's and takes no options: leave {', '.join(given)} out")
-    return OTHERS[rule]()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,43 +56,31 @@ def run(args: argparse.Namespace) -> int:
     ]
     for options in drafters:
         _try(options, sizes)
-    settings = {
-        "sam_core": sam_core.__version__,
-        "corpus": digest(args.corpus) if args.corpus else None,
-        "max_responses": args.max_responses,
-        "max_tokens": args.max_tokens,
-        "seed": args.seed,
-    }
     data = {path: _scopes(path, args) for path in args.files}
     progress, results = Progress(), list[dict[str, Any]]()
     print(TABLE.format("recording", "context", "draft", "tok/step", "drafted", "precision", "us/draft", "us/token", ""))
     for path, by_context in data.items():
-        identity = settings | {"file": str(path), "data": digest(path)}
         for (context, scopes), options, (k, tree) in itertools.product(by_context.items(), drafters, sizes):
-            configuration = identity | {"context": context, "k": k, "tree": tree, "drafter": options}
+            configuration = {"file": str(path), "context": context, "k": k, "tree": tree, "drafter": options}
             total = sum(len(answer.response_ids) for scope in scopes for answer, scored in scope if scored)
             name = f"{path.name} {context} {'n' if tree else 'k'}={k}"
 
             def show(done: int, name: str = name, total: int = total) -> None:
                 progress.show(f"{name}: {done:,} of {total:,} tokens")
 
-            results.append(configuration | replay(drafter_of(options), scopes, context, k, tree, show))
+            results.append(configuration | replay(SamDrafter(**options), scopes, context, k, tree, show))
             progress.clear()
             print(_row(results[-1]), flush=True)
             if args.json:
                 write_json(args.json, results)
-    if len(args.files) > 1:
-        _print_means(results)
     return 0
 
 
 def _try(options: dict[str, Any], sizes: list[tuple[int, bool]]) -> None:
     """Draft once with each size; raises ValueError or OSError for unknown options or sizes."""
-    drafter = drafter_of(options)
+    drafter = SamDrafter(**options)
     drafter.start(0, [1], None)
     for k, tree in sizes:
-        if tree and options.get("rule") in OTHERS:
-            raise LabError(f"--rule {options['rule']} drafts no trees: leave --tree out")
         drafter.propose_tree_many([0], k) if tree else drafter.propose_many([0], k)
 
 
@@ -126,20 +95,5 @@ def _scopes(path: Path, args: argparse.Namespace) -> dict[str, list[Scope]]:
 
 def _row(result: dict[str, Any]) -> str:
     name, draft = Path(result["file"]).name[:28], f"{'n' if result['tree'] else 'k'}={result['k']}"
-    return ROW.format(**result, name=name, draft=draft, options=_options(result)).rstrip()
-
-
-def _options(result: dict[str, Any]) -> str:
-    names = {name: value for name, value in result["drafter"].items() if name in ("rule", "min_prob")}
-    return " ".join(f"{name}={value}" for name, value in names.items())
-
-
-def _print_means(results: list[dict[str, Any]]) -> None:
-    """Geometric means of tokens per step over the recordings."""
-    together: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for result in results:
-        together[result["context"], result["tree"], result["k"], _options(result)].append(result)
-    for (context, tree, k, options), rows in together.items():
-        mean, drafted = (geometric_mean([row[key] for row in rows]) for key in ("tokens_per_step", "proposed_per_step"))
-        cells = "geometric mean", context, f"{'n' if tree else 'k'}={k}", f"{mean:.3f}", f"{drafted:.2f}", "", "", ""
-        print(TABLE.format(*cells, options).rstrip())
+    options = " ".join(f"{key}={value}" for key, value in result["drafter"].items() if key in ("rule", "min_prob"))
+    return ROW.format(**result, name=name, draft=draft, options=options).rstrip()

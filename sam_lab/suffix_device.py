@@ -8,15 +8,12 @@ ended answers several vote. How often tokens of such drafts were accepted says h
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from sam_lab.replay import OneByOne
 
 NAME = "suffix-device"
 DEPTH = 24
@@ -66,7 +63,7 @@ class Corpus:
     The entry of a token, its answer's number and its place in the ring, is in one bucket for each length in KEYS.
     """
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    def __init__(self, capacity: int) -> None:
         self.ring = np.full(capacity, END, np.int32)
         self.bits = max(15, capacity // 4 - 1).bit_length()
         self.tables = {width: np.full((1 << self.bits, SLOTS), -1, np.int64) for width in KEYS}
@@ -143,24 +140,22 @@ class Corpus:
 
 
 class SuffixDevice:
-    """The method, with a corpus or without."""
+    """The method."""
 
-    def __init__(self, depth: int = DEPTH, corpus: Corpus | None = None) -> None:
-        self.depth, self.corpus = depth, corpus
+    def __init__(self, depth: int = DEPTH, capacity: int = CAPACITY) -> None:
+        self.depth, self.corpus = depth, Corpus(capacity)
 
     def draft(self, texts: Sequence[Int32], k: int) -> list[SuffixDraft]:
-        entries = lengths = np.zeros((len(texts), 1), np.int64)
-        if self.corpus:
-            tails = np.full((len(texts), self.depth), BEFORE, np.int32)
-            for tail, text in zip(tails, texts, strict=True):
-                last = text[-self.depth :][::-1]
-                tail[: len(last)] = last
-            entries, lengths = self.corpus.look_up(tails)
+        tails = np.full((len(texts), self.depth), BEFORE, np.int32)
+        for tail, text in zip(tails, texts, strict=True):
+            last = text[-self.depth :][::-1]
+            tail[: len(last)] = last
+        entries, lengths = self.corpus.look_up(tails)
         drafts = []
         for text, places, found in zip(texts, entries, lengths, strict=True):
             own, end = own_match(text, self.depth)
             draft = SuffixDraft(text[end : end + k].tolist() if own else [], own, False)
-            if self.corpus and found.max() > own:
+            if found.max() > own:
                 tokens, match = self.corpus.vote(places, found, k)
                 draft = SuffixDraft(tokens, match, True) if match > own else draft
             drafts.append(draft)
@@ -168,8 +163,7 @@ class SuffixDevice:
 
     def end(self, text: Int32, prompt: int) -> None:
         """Add a text that has ended to the corpus; `prompt` is the number of its prompt tokens."""
-        if self.corpus:
-            self.corpus.add(text[max(prompt - PROMPT_TAIL, 0) :])
+        self.corpus.add(text[max(prompt - PROMPT_TAIL, 0) :])
 
 
 class AcceptedByClass:
@@ -200,29 +194,3 @@ class AcceptedByClass:
     @staticmethod
     def _class(draft: SuffixDraft) -> Any:
         return int(draft.from_corpus), int(np.searchsorted(LENGTHS, draft.match))
-
-
-class SuffixDeviceDrafter(OneByOne):
-    """The method as a drafter for the replay; each group has a corpus of its own."""
-
-    def __init__(self) -> None:
-        self.methods: dict[str | None, SuffixDevice] = {None: SuffixDevice()}
-        self._requests: dict[int, tuple[array[int], int, SuffixDevice]] = {}
-
-    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
-        method = self.methods.get(group) or self.methods.setdefault(group, SuffixDevice(corpus=Corpus()))
-        self._requests[request] = array("i", prompt_ids), len(prompt_ids), method
-
-    def append(self, request: int, tokens: Sequence[int]) -> None:
-        self._requests[request][0].extend(tokens)
-
-    def propose(self, request: int, k: int) -> list[int]:
-        text, _, method = self._requests[request]
-        return method.draft([np.frombuffer(text, np.int32)], k)[0].tokens
-
-    def finish(self, request: int) -> None:
-        text, prompt, method = self._requests.pop(request)
-        method.end(np.frombuffer(text, np.int32), prompt)
-
-    def drop(self, group: str) -> None:
-        del self.methods[group]

@@ -32,7 +32,7 @@ GAIN_HEADS = {
 
 
 BOTH = "model+auto:15"
-DRAFTERS = {"eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash"}
+DRAFTERS = {"eagle3": "EAGLE-3", "mtp": "MTP"}
 DRAFTER_HEADS = {
     "en": "answers | drafter | requests | drafter alone | `sam` alone | both | over the best other | with correlation",
     "zh": "回答 | 草稿模型 | 请求 | 只用草稿模型 | 只用 `sam` | 一起使用 | 与其余最优方法之比 | 相关时的同一比值",

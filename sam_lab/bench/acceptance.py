@@ -17,11 +17,11 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
 from sam_lab.bench import peers
-from sam_lab.bench.rows import Figure, Row, Targets
+from sam_lab.bench.rows import Figure, Row, bounded
 from sam_lab.cli import LabError
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import DATA, Answer, Scope, make_scopes, read_answers, split, split_fold, temporary_corpus
-from sam_lab.replay import geometric_mean, replay
+from sam_lab.replay import replay
 from sam_lab.workers import finished
 
 SECTION = "acceptance"
@@ -29,7 +29,6 @@ SETS = {path.name.partition(".")[0]: path for path in sorted((DATA / "evidence")
 LIMIT = 200_000
 """Maximum replayed tokens per set."""
 FOLDS = 4
-MIN_PROBS = (0.0, 0.2, 0.4, 0.6, 0.8)
 EPOCHS = "rl"
 """The set with answers of earlier epochs."""
 CHAINS = [(context, k, False) for context in ("request", "group", "sequential") for k in (3, 8)]
@@ -38,20 +37,17 @@ CORPUS = ("request", "group")
 
 
 class Task(NamedTuple):
-    """One configuration; min_prob None: the rule's default."""
+    """One configuration."""
 
     drafter: str
     context: str
     k: int
     tree: bool = False
-    min_prob: float | None = None
     folds: str = ""  # "without" or "with" a corpus of the other folds, over all folds
     private: bool = False  # see above
 
 
 Bundle = tuple[list[Row], Callable[[list[Row]], None], list[Task]]
-NEWEST = Task("newest", "request", 3)
-SWEEP = [Task("blend", "request", 8, min_prob=p) for p in MIN_PROBS]
 
 
 @functools.lru_cache(1)
@@ -79,8 +75,6 @@ def run_task(name: str, task: Task, limit: int) -> dict[str, Any] | str:
 def drafter(task: Task, **options: Any) -> Any:
     if task.drafter in peers.DRAFTERS:
         return peers.DRAFTERS[task.drafter](task.k, task.tree, task.private)
-    if task.min_prob is not None:
-        options["min_prob"] = task.min_prob
     return SamDrafter(rule=task.drafter, private=task.private, **options)
 
 
@@ -108,8 +102,8 @@ def over_folds(task: Task, answers: list[Answer], limit: int) -> dict[str, Any]:
 class AcceptanceBench:
     """All figures, {task: {set: figures}}, measured by one process per processor."""
 
-    def __init__(self, targets: Targets, quick: bool, progress: Callable[[str], None]):
-        self.targets, self.progress = targets, progress
+    def __init__(self, quick: bool, progress: Callable[[str], None]):
+        self.progress = progress
         self.limit = 2000 if quick else LIMIT
         self.figures: dict[Task, dict[str, Any]] = defaultdict(dict)
         self.errors: dict[Task, str] = {}
@@ -133,30 +127,20 @@ class AcceptanceBench:
                 self.figures[task][name] = figures
             self.progress(f"acceptance: {number} of {len(jobs)} configurations")
 
-    def tokens(self, task: Task) -> dict[str, float]:
-        """Tokens per step of a task by set; raises LabError if it failed."""
+    def figure(self, task: Task) -> Figure:
+        """Tokens per step: the geometric mean over the sets, and the quartiles of the sets; raises LabError if the task
+        failed."""
         if task in self.errors:
             raise LabError(self.errors[task])
-        if not self.figures[task]:
-            raise LabError("not measured")
-        return {name: f["tokens"] / f["steps"] for name, f in sorted(self.figures[task].items())}
-
-    def figure(self, task: Task) -> Figure:
-        """Tokens per step: the geometric mean over the sets, and the quartiles of the sets."""
-        by_set = [*self.tokens(task).values()]
-        figure = Figure.of(by_set)
-        return figure._replace(median=geometric_mean(by_set)) if len(by_set) > 1 else figure
+        return Figure.of_sets([f["tokens"] / f["steps"] for _, f in sorted(self.figures[task].items())])
 
     def rows(self) -> list[Bundle]:
         """Bundles of rows, each with the function that fills it after `measure` and the tasks that it needs."""
         bundles: list[Bundle] = []
 
-        def add(what: str, task: Task, base: Task, *rivals: Task, worst: bool = False) -> None:
-            rows = [self.targets.row(SECTION, what, "tokens per step")]
-            if worst:
-                rows.append(self.targets.row(SECTION, f"{what}, worst set", "ratio"))
+        def add(what: str, task: Task, base: Task, *rivals: Task) -> None:
             fill = functools.partial(self.fill, task, base, rivals)
-            bundles.append((rows, fill, [task, base, *rivals]))
+            bundles.append(([bounded(SECTION, what, "tokens per step")], fill, [task, base, *rivals]))
 
         for (context, k, tree), private in itertools.product(CHAINS + TREES, (True, False)):
             task = Task("blend", context, k, tree, private=private)
@@ -165,39 +149,19 @@ class AcceptanceBench:
         add("chain k=8, with history", *(Task("blend", context, 8) for context in ("history", "nohistory")))
         for context in CORPUS:
             tasks = (Task("blend", context, 8, folds=folds) for folds in ("with", "without"))
-            add(f"chain k=8, {context}, with corpus", *tasks, worst=True)
-        shorter = self.targets.row(SECTION, "drafted tokens for the acceptance of newest k=3", "a step")
-        bundles.append(([shorter], self.fill_shorter, [NEWEST, *SWEEP]))
+            add(f"chain k=8, {context}, with corpus", *tasks)
         return bundles
 
     def fill(self, task: Task, base: Task, rivals: Sequence[Task], rows: list[Row]) -> None:
-        """Fill in the figures of a task, its base and its peers, and in a second row the worst set's ratio."""
-        rows[0].ours = self.figure(task)
-        rows[0].peers[label(base, task)] = self.figure(base)
+        """Fill in the figures of a task, its base and its peers."""
+        (row,) = rows
+        row.ours = self.figure(task)
+        row.peers[label(base, task)] = self.figure(base)
         for rival in rivals:
             try:
-                rows[0].peers[rival.drafter] = self.figure(rival)
+                row.peers[rival.drafter] = self.figure(rival)
             except LabError as error:
-                rows[0].peers[rival.drafter] = str(error)
-        for worst in rows[1:]:
-            mine, other = self.tokens(task), self.tokens(base)
-            ratio, worst.note = min((mine[name] / other[name], name) for name in mine)
-            worst.ours = Figure.of([ratio])
-
-    def curve(self) -> list[tuple[float, float]]:
-        """(tokens per step, drafted tokens per step) of blend for each of MIN_PROBS: geometric means over the sets."""
-        return [self.means(task) for task in SWEEP]
-
-    def means(self, task: Task) -> tuple[float, float]:
-        """Geometric means over the sets: tokens and drafted tokens per step; raises LabError as `tokens` does."""
-        tokens = geometric_mean([*self.tokens(task).values()])
-        return tokens, geometric_mean([f["proposed"] / f["steps"] for f in self.figures[task].values()])
-
-    def fill_shorter(self, rows: list[Row]) -> None:
-        tokens, drafted = self.means(NEWEST)
-        rows[0].ours = Figure.of([drafted_for(self.curve(), tokens)])
-        rows[0].peers["newest k=3"] = Figure.of([drafted])
-        rows[0].note = f"at {tokens:.3f} tokens per step"
+                row.peers[rival.drafter] = str(error)
 
 
 def label(base: Task, task: Task) -> str:
@@ -205,17 +169,3 @@ def label(base: Task, task: Task) -> str:
     if base.drafter != task.drafter:
         return f"{base.drafter} k={base.k}" if task.tree else base.drafter
     return "without"
-
-
-def drafted_for(curve: list[tuple[float, float]], tokens: float) -> float:
-    """Drafted tokens per step at which a curve of (tokens, drafted) reaches `tokens` per step, by linear interpolation.
-
-    Raises LabError if the curve does not reach them.
-    """
-    points = sorted(curve)
-    for (low, few), (high, many) in itertools.pairwise(points):
-        if low <= tokens <= high:
-            return few + (many - few) * (tokens - low) / (high - low) if high > low else min(few, many)
-    raise LabError(
-        f"no min_prob gives {tokens:.3f} tokens per step: they go from {points[0][0]:.3f} to {points[-1][0]:.3f}"
-    )

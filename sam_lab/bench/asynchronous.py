@@ -22,7 +22,7 @@ from sam_lab.bench.rows import Figure, Row, finish, machine
 from sam_lab.bench.texts import SETS
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import make_scopes, read_answers
-from sam_lab.replay import Drafter, geometric_mean, replay
+from sam_lab.replay import Drafter, replay
 from sam_lab.workers import finished
 
 RUNNING = 64
@@ -46,8 +46,7 @@ def accept(name: str, context: str, k: int, limit: int) -> dict[str, Any]:
     found = {label: replay(drafter, scopes, context, k, running=RUNNING) for label, drafter in drafters.items()}
     assert len({each["tokens"] for each in found.values()}) == 1
     figures = {label: each["tokens"] / each["steps"] for label, each in found.items()}
-    drafted = {f"drafted_{label}": found[label]["proposed"] / found[label]["steps"] for label in ("late", "now")}
-    return {"set": name, "context": context, "k": k} | figures | drafted
+    return {"set": name, "context": context, "k": k} | figures
 
 
 def acceptance(found: Sequence[dict[str, Any]]) -> list[Row]:
@@ -58,8 +57,8 @@ def acceptance(found: Sequence[dict[str, Any]]) -> list[Row]:
             each["set"]: each[drafter] / each["now"] for each in found if (each["context"], each["k"]) == (context, k)
         }
         what = f"tokens per step of the synchronous drafter, {drafter}, k={k}, {context}"
-        mean = Figure.of([*shares.values()])._replace(median=geometric_mean([*shares.values()]))
         worst = min(shares, key=shares.__getitem__)
+        mean = Figure.of_sets([*shares.values()])
         rows.append(Row("acceptance", what, "share", ">=", MEAN[drafter], ours=mean))
         of_worst = Figure.of([shares[worst]])
         rows.append(Row("acceptance", f"{what}, worst set", "share", ">=", WORST[drafter], ours=of_worst, note=worst))

@@ -11,7 +11,7 @@ from sam_core.console import Progress
 
 import sam_core
 from sam_lab.bench import acceptance, cost, pressure
-from sam_lab.bench.rows import TARGETS, Row, Targets, finish, machine
+from sam_lab.bench.rows import Row, finish, machine
 from sam_lab.cli import LabError
 
 EPILOG = """\
@@ -19,8 +19,7 @@ Times are processor times: medians and quartiles of rounds in which all contesta
 geometric mean over the sets of sam_lab/data/evidence, with quartiles. Targets and their
 reasons are in sam_lab/bench/targets.toml.
 
-Writes OUT/bench.json, prints the table and names what was missed. Exits with 1 when a target is
-missed or a row failed, with 2 when the targets do not fit the rows, with 0 otherwise.
+Writes OUT/bench.json, prints the table and names what was missed. Exits with 1 when a target is missed or a row failed.
 """
 
 
@@ -34,18 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="only rows whose part and name, `acceptance: chain k=3`, contain TEXT",
     )
-    add("--targets", type=Path, default=TARGETS, metavar="FILE", help="other targets")
 
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises LabError."""
     args.out.mkdir(parents=True, exist_ok=True)
     progress = Progress()
-    targets = Targets(args.targets)
-    accepted = acceptance.AcceptanceBench(targets, args.quick, progress.show)
-    groups, later = cost.CostBench(targets, args.quick, progress.show).rows(), accepted.rows()
-    groups += pressure.rows(targets, args.quick, progress.show)
-    targets.check()
+    accepted = acceptance.AcceptanceBench(args.quick, progress.show)
+    groups, later = cost.CostBench(args.quick, progress.show).rows(), accepted.rows()
+    groups += pressure.rows(args.quick, progress.show)
     groups = [group for group in groups if wanted(group[0], args.only)]
     later = [group for group in later if wanted(group[0], args.only)]
     rows = [row for bundle in ([group for group, _ in groups] + [group for group, _, _ in later]) for row in bundle]

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sam_core.switch import BatchSwitch
 
 import sam_core
 from sam_lab.automaton import Automaton
 from sam_lab.bench import peers
 from sam_lab.bench.ours import MEMORY, RULES, Engine, SamBatch, feed
 from sam_lab.bench.peers import sglang
-from sam_lab.bench.rows import Figure, Row, Sample, Targets, alternate
+from sam_lab.bench.rows import Figure, Row, alternate, bounded
 from sam_lab.bench.texts import SIBLINGS, collection, ordinary
 from sam_lab.cli import LabError
 from sam_lab.recordings import temporary_corpus
@@ -32,12 +31,8 @@ from sam_lab.recordings import temporary_corpus
 SECTION = "time and memory"
 BATCH = 64
 PEER_ROWS = 8  # the cost per request of a peer that loops over requests does not depend on their number
-REQUESTS = (1, 1024)
-SWITCHES: dict[str, dict[str, Any]] = {
-    "off": {"switch": "batch"},
-    "on": {"switch": "batch", "threshold": max(REQUESTS)},
-    "auto": {"switch": "auto"},
-}
+REQUESTS = 1024
+SWITCHES: dict[str, dict[str, Any]] = {"on": {"switch": "batch", "threshold": REQUESTS}, "auto": {"switch": "auto"}}
 clock = time.process_time
 
 
@@ -59,7 +54,7 @@ def microseconds(call: Callable[[], Any], count: int) -> float:
 class CostBench:
     """The measurements of time and memory; `quick` makes all of them small."""
 
-    def __init__(self, targets: Targets, quick: bool, progress: Callable[[str], None]):
+    def __init__(self, quick: bool, progress: Callable[[str], None]):
         self.rounds = 2 if quick else 7
         self.sizes = (256, 1024) if quick else (1024, 4096, 32_768)
         self.steps = 20 if quick else 100
@@ -67,9 +62,8 @@ class CostBench:
         """Tokens of a request at the start of the proposer's rows."""
         self.warm = 256 if quick else 4096
         self.corpus_size = 100_000 if quick else 10_000_000
-        self.large_size = 50_000 if quick else 5_000_000
         self.history_size, self.num_history_steps = (200_000, 40) if quick else (20_000_000, 2000)
-        self.targets, self.progress = targets, progress
+        self.progress = progress
         self.more = self.steps * (self.rounds + 2)
         """Tokens that are appended to a row after a batch was filled."""
         longest = self.sizes[-1]
@@ -80,31 +74,22 @@ class CostBench:
         """Bundles of rows, each with the function that measures it."""
 
         def row(what: str, unit: str) -> Row:
-            return self.targets.row(SECTION, what, unit)
+            return bounded(SECTION, what, unit)
 
         drafts = [row(f"draft k=3, {rule}", "us") for rule in RULES]
         steps = [row(f"step of {BATCH} rows, ordinary text, {rule}", "us") for rule in RULES]
-        proposers = []
-        for count in REQUESTS:
-            what = f"propose for {count} request{'s' * (count > 1)}"
-            of_switches = [row(f"{what}, {name}", "us") for name in SWITCHES]
-            if count == max(REQUESTS):
-                of_switches += [row(f"{what}, {name}: waiting", "us") for name in ("on", "auto")]
-            proposers.append((of_switches, partial(self.proposers, count)))
-        proposers.append(([row("propose for 512 requests, auto: deciding", "us")], partial(self.deciding, 512)))
-        corpus = [("size", "bytes per token"), ("build", "tokens per second"), ("look-up (append and draft k=1)", "us")]
+        waits = [row(f"propose for {REQUESTS} requests, {name}: waiting", "us") for name in SWITCHES]
         return [
             ([row("append", "us")], self.append_calls),
             ([row("append, longest pause", "us")], self.append_pauses),
-            ([row("append to a large group, longest pause", "ms")], self.large_pauses),
             ([row("step with a large history, 64 rows, p99.9", "ms")], self.history_steps),
-            ([*drafts, row("tree n=16, blend with group", "us")], self.drafts),
+            (drafts, self.drafts),
             (steps, self.steps_of),
-            *proposers,
-            ([row("bulk build of 4096 tokens", "ms")], self.bulk),
+            (waits, self.waits),
+            ([row("propose for 512 requests, auto: deciding", "us")], self.deciding),
             ([row("memory, request", "bytes per token")], self.memory_request),
             ([row("memory, request and group with counts", "bytes per token")], self.memory_group),
-            ([row(f"corpus, {what}", unit) for what, unit in corpus], self.corpus),
+            ([row("corpus, look-up (append and draft k=1)", "us")], self.corpus),
         ]
 
     def batches(self, rows: list[Row], names: Iterable[str], table: np.ndarray, size: int) -> dict[str, Any]:
@@ -176,23 +161,9 @@ class CostBench:
         _fill(row, alternate(samples, self.rounds))
         row.note = "the two readings of the clock around each call included"
 
-    def large_pauses(self, rows: list[Row]) -> None:
-        """The longest append of 64 tokens while one group grows. Each append counts with the fastest of three runs: the
-        same appends take long in all runs, unless the machine does other work."""
-        (row,) = rows
-        texts = collection(self.large_size)
-        text = np.concatenate([np.array(each, np.int32) for each in texts])[: self.large_size // 64 * 64]
-        parts = text.reshape(-1, 64)
-        quickest = np.full(len(parts), np.inf)
-        for _ in range(3):
-            pool = sam_core.Pool(memory_bytes=MEMORY, rule="blend", sources=("group",))
-            slot = pool.open([], b"group")
-            quickest = np.minimum(quickest, [seconds(pool.append, slot, part) for part in parts])
-        row.ours = Figure.of([1e3 * float(quickest.max())])
-        row.note = f"{text.size:,} tokens"
-
     def history_steps(self, rows: list[Row]) -> None:
-        """Steps while a history that was just loaded is indexed; each counts with the faster of two runs, as above."""
+        """Steps while a history that was just loaded is indexed. Each counts with the faster of two runs: the same
+        steps take long in both, unless the machine does other work."""
         (row,) = rows
         rng = np.random.default_rng(20)
         size = self.table.shape[1] // 2
@@ -231,16 +202,14 @@ class CostBench:
 
         With groups, one group runs in lock-step, as in a replay; `steps_of` measures steps of whole batches.
         """
-        *chains, tree = rows
         by_name: dict[str, dict[int, Figure]] = {}
 
-        def sample(name: str, batch: Any) -> float:
+        def sample(batch: Any) -> float:
             """Microseconds of a draft per row."""
-            draft = partial(batch.tree, 16) if name.endswith("tree") else partial(batch.draft, 3)
             total = 0.0
             for _ in range(self.steps):
                 batch.append()
-                total += seconds(draft)
+                total += seconds(batch.draft, 3)
             return 1e6 * total / self.steps / len(batch.table)
 
         for size in self.sizes:
@@ -249,24 +218,17 @@ class CostBench:
             few, small = self.table[:SIBLINGS, columns], self.table[:PEER_ROWS, columns]
             tables = {rule: few if "group" in rule else self.table[:, columns] for rule in RULES}
             batches: dict[str, Any] = {rule: SamBatch(tables[rule], size, **RULES[rule]) for rule in RULES}
-            batches["tree"] = SamBatch(few, size, **RULES["blend with group"])
             batches |= self.batches(rows, peers.BATCHES, small, size)
-            if "arctic" in batches:
-                batches["arctic tree"] = peers.ArcticBatch(small, size)
-            samples = {name: partial(sample, name, batch) for name, batch in batches.items()}
+            samples = {name: partial(sample, batch) for name, batch in batches.items()}
             alternate(samples, 1)  # compiles, warms
             for name, value in alternate(samples, self.rounds).items():
                 by_name.setdefault(name, {})[size] = value
         slowest = {name: max(by_size.values()) for name, by_size in by_name.items()}
         others = {name: slowest[name] for name in peers.BATCHES if name in slowest}
-        for row, rule in zip(chains, RULES, strict=True):
+        for row, rule in zip(rows, RULES, strict=True):
+            sizes = ", ".join(f"{size}: {value.median:.3g}" for size, value in by_name[rule].items())
             _fill(row, {"ours": slowest[rule], **others})
-            row.note = f"{SIBLINGS if 'group' in rule else BATCH} rows; " + _by_size(by_name[rule])
-        tree.peers = {name: words for name, words in tree.peers.items() if name == "arctic"}
-        tree.ours = slowest["tree"]
-        if "arctic tree" in slowest:
-            tree.peers["arctic"] = slowest["arctic tree"]
-        tree.note = f"{SIBLINGS} rows; " + _by_size(by_name["tree"])
+            row.note = f"{SIBLINGS if 'group' in rule else BATCH} rows; at {sizes} tokens"
 
     def steps_of(self, rows: list[Row]) -> None:
         """Microseconds to append a token to each row of a batch and draft k=3."""
@@ -291,17 +253,14 @@ class CostBench:
             _fill(row, {"ours": figures[rule], **others})
             row.note = f"after {size} tokens per row"
 
-    def _of_proposers(self, count: int) -> np.ndarray:
-        """A table wide enough for an Engine that drafts 3 tokens per step."""
-        return ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
+    def engine(self, count: int, switch: dict[str, Any]) -> Engine:
+        """An engine that drafts 3 tokens per request and step, whose table is wide enough."""
+        table = ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
+        return Engine(table, self.running, 3, **switch)
 
-    def proposers(self, count: int, rows: list[Row]) -> None:
-        """Microseconds per call of the proposer with each of its switches, including indexing; in further rows the wait
-        for the drafts of the switches `on` and `auto`, as threads share the work and tokens are indexed later."""
-        table = self._of_proposers(count)
-        engines = {name: Engine(table, self.running, 3, **options) for name, options in SWITCHES.items()}
-        off = engines["off"].proposer
-        off.switch = BatchSwitch(0, off.switch.logger)  # one request is as many as options allow
+    def waits(self, rows: list[Row]) -> None:
+        """Microseconds until the drafts are there, as threads share the work and tokens are indexed later."""
+        engines = {name: self.engine(REQUESTS, switch) for name, switch in SWITCHES.items()}
 
         def sample(engine: Engine) -> float:
             return 1e6 * sum(engine.step() for _ in range(self.steps)) / self.steps
@@ -309,22 +268,16 @@ class CostBench:
         samples = {name: partial(sample, engine) for name, engine in engines.items()}
         alternate(samples, 2)  # auto has learned then
         gc.freeze()  # as vLLM does when it has started: what lives on is not visited by collections
-        before = {name: engine.drafted for name, engine in engines.items()}
         figures = alternate(samples, self.rounds)
         gc.unfreeze()
-        steps = self.rounds * self.steps
-        for row, name in zip(rows, SWITCHES, strict=False):
+        for row, (name, engine) in zip(rows, engines.items(), strict=True):
             row.ours = figures[name]
-            drafted = (engines[name].drafted - before[name]) / steps / count
-            row.note = f"{drafted:.2f} draft tokens per request and step, from {self.running} tokens per request on"
-        for row, name in zip(rows[len(SWITCHES) :], ("on", "auto"), strict=False):
-            passed = np.reshape(engines[name].waited[-steps:], (self.rounds, self.steps))
-            row.ours = Figure.of((1e6 * passed.mean(1)).tolist())
-            row.note = f"{engines[name].proposer.texts.pool.num_threads} threads may share the work"
+            row.note = f"{engine.proposer.texts.pool.num_threads} threads may share the work"
 
-    def deciding(self, count: int, rows: list[Row]) -> None:
+    def deciding(self, rows: list[Row]) -> None:
         """Microseconds that switch auto takes per step, including learning."""
-        engine = Engine(self._of_proposers(count), self.running, 3, **SWITCHES["auto"])
+        count = 512
+        engine = self.engine(count, SWITCHES["auto"])
         switch, taken = engine.proposer.switch, [0.0]
 
         def timed(call: Callable, *args: Any) -> Any:
@@ -348,49 +301,7 @@ class CostBench:
         drafted = (engine.drafted - before) / self.rounds / self.steps / count
         rows[0].note = f"{drafted:.2f} draft tokens per request and step"
 
-    # ---- building, memory, corpus
-
-    def bulk(self, rows: list[Row]) -> None:
-        (row,) = rows
-        text = np.resize(self.long, 4096)
-        as_list = text.tolist()
-
-        def ours() -> float:
-            pool = sam_core.Pool(memory_bytes=MEMORY, rule="newest", sources=("request",))
-            return 1e3 * seconds(lambda: feed(pool, np.array([pool.open(text, None)], np.int32), len(text)))
-
-        def python() -> float:
-            sam = Automaton()
-            start = clock()
-            for token in as_list:
-                sam.append(token)
-            return 1e3 * (clock() - start)
-
-        def arctic() -> float:
-            return 1e3 * seconds(peers.arctic()(peers.DEPTH, 0).start_request, 0, text)
-
-        def ngram() -> float:  # has no index: the row of token ids is filled
-            into = np.zeros((1, peers.MODEL_LEN), np.int32)
-            return 1e3 * seconds(into.__setitem__, (0, slice(len(as_list))), as_list)
-
-        def sglang_trie() -> float:
-            trie = sglang.Trie(len(text) * sglang.DEPTH, 3)
-            start = clock()
-            trie.put([text])
-            trie.corpus.synchronize()
-            return 1e3 * (clock() - start)
-
-        samples = {"ours": ours, "python": python, "ngram": ngram}
-        if self.available(rows, "arctic", peers.arctic):
-            samples["arctic"] = arctic
-        if self.available(rows, "sglang", sglang.corpus_class):
-            samples["sglang"] = sglang_trie
-
-        def again(build: Sample) -> float:  # in memory that the process has from the kernel already
-            build()
-            return build()
-
-        _fill(row, alternate({name: partial(again, build) for name, build in samples.items()}, 3 * self.rounds))
+    # ---- memory, corpus
 
     def memory_request(self, rows: list[Row]) -> None:
         (row,) = rows
@@ -426,28 +337,18 @@ class CostBench:
         row.note = f"a group of {SIBLINGS} answers of {size} tokens"
 
     def corpus(self, rows: list[Row]) -> None:
-        texts = collection(self.corpus_size)
-        tokens = sum(map(len, texts))
-        start = clock()
-        with temporary_corpus(texts) as path:
-            rows[1].ours = Figure.of([tokens / (clock() - start)])
-            rows[0].ours = Figure.of([Path(path).stat().st_size / tokens])
-            del texts
+        (row,) = rows
+        with temporary_corpus(collection(self.corpus_size)) as path:
             table = self.table[:, : self.warm + self.more]
             batch = SamBatch(table, self.warm, sources=("request",), rule="blend", corpus=path)
             batch.step(1)
             step = partial(batch.step, 1)
             look_up = {"ours": lambda: microseconds(step, self.steps) / BATCH}
-            rows[2].ours = alternate(look_up, self.rounds)["ours"]
-        rows[0].note = rows[1].note = f"{tokens:,} tokens"
-        rows[2].note = "a row of a batch; the request's own index is searched too"
-        rows[2].peers["REST"] = "published: < 1000"
+            row.ours = alternate(look_up, self.rounds)["ours"]
+        row.note = f"{self.corpus_size:,} tokens; a row of a batch; the request's own index is searched too"
+        row.peers["REST"] = "published: < 1000"
 
 
 def _fill(row: Row, values: dict[str, Figure]) -> None:
     row.ours = values["ours"]
     row.peers |= {name: value for name, value in values.items() if name != "ours"}
-
-
-def _by_size(values: dict[int, Figure]) -> str:
-    return "at " + ", ".join(f"{size}: {value.median:.3g}" for size, value in values.items()) + " tokens"

@@ -44,8 +44,7 @@ class SamBatch:
         self.slots = np.array(slots, np.int32)
         self.lengths = np.empty(rows, np.int32)
         self.zeros, self.ones = np.zeros(rows, np.int32), np.ones(rows, np.int32)
-        self.out = {k: np.empty((rows, k), np.int32) for k in (0, 1, 3, 16)}
-        self.parents, self.scores = np.empty((rows, 16), np.int32), np.empty((rows, 16), np.float32)
+        self.out = {k: np.empty((rows, k), np.int32) for k in (0, 1, 3)}
         for at in range(1, size, 512):  # siblings grow side by side
             for slot, text in zip(slots, table, strict=True):
                 self.pool.append(slot, text[at : min(at + 512, size)])
@@ -57,9 +56,6 @@ class SamBatch:
 
     def draft(self, k):
         self.pool.step(self.slots, NOTHING, self.zeros, k, self.out[k], self.lengths)
-
-    def tree(self, n):
-        self.pool.step(self.slots, NOTHING, self.zeros, n, self.out[n], self.lengths, self.scores, self.parents)
 
     def step(self, k):
         self.pool.step(self.slots, self.columns[self.at], self.ones, k, self.out[k], self.lengths)
@@ -88,25 +84,22 @@ class Engine:
         if isinstance(self.proposer.switch, AutoSwitch):
             self.proposer.switch.clock = lambda: self.now
         self.drafted = 0
-        self.waited: list[float] = []
         self.propose(int(self.lengths.sum()))
         feed(self.proposer.texts.pool, np.arange(rows, dtype=np.int32), int(self.lengths.sum()))
 
     def propose(self, num_tokens: int) -> float:
-        """Processor time of one call in all threads, including the indexing that an engine does while it waits for the
-        device. The seconds until the drafts are there are appended to `waited`."""
-        begin, start = time.perf_counter(), time.process_time()
+        """Seconds until the drafts are there; then the indexing that an engine does while it waits for the device."""
+        begin = time.perf_counter()
         drafts = self.proposer.propose(
             self.req_ids, self.table, self.lengths, self.prompts, self.sampled, num_tokens, index_later=True
         )
-        self.waited.append(time.perf_counter() - begin)
+        waited = time.perf_counter() - begin
         self.proposer.catch_up()
-        taken = time.process_time() - start
         self.drafts = np.array([draft + [-1] * (self.k - len(draft)) for draft in drafts], np.int32)
-        return taken
+        return waited
 
     def step(self) -> float:
-        """Verify the drafts, then propose; returns the processor time of `propose`."""
+        """Verify the drafts, then propose; returns the seconds of `propose`."""
         self.drafted += (drafted := int((self.drafts >= 0).sum()))
         num_tokens = len(self.table) + drafted
         self.now += 0.02 + 2e-5 * num_tokens

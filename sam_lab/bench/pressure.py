@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import sam_core
-from sam_lab.bench.rows import Figure, Row, Targets
+from sam_lab.bench.rows import Figure, Row, bounded
 from sam_lab.bench.texts import SETS
 from sam_lab.recordings import read_answers
 from sam_lab.replay import accept_chain
@@ -170,24 +170,19 @@ def groups_of(name: str) -> list[list[Request]]:
     return [group[:ANSWERS] for group in groups.values() if len(group) > 1][:GROUPS]
 
 
-def rows(
-    targets: Targets, quick: bool, progress: Callable[[str], None]
-) -> list[tuple[list[Row], Callable[[list[Row]], None]]]:
-    """The rows of the benchmark and the function that measures them."""
+def rows(quick: bool, progress: Callable[[str], None]) -> list[tuple[list[Row], Callable[[list[Row]], None]]]:
+    """The row of the benchmark and the function that measures it."""
 
     def measure(rows: list[Row]) -> None:
-        shares: dict[str, list[float]] = {"best": [], "private": []}
+        (row,), shares = rows, []
         for name in NAMES[: 1 if quick else None]:
             groups = groups_of(name)
             for order in list(ORDERS)[: 1 if quick else None]:
                 for budget in BUDGETS:
-                    progress(f"{rows[0].what}: {name}, {order}, {budget}")
+                    progress(f"{row.what}: {name}, {order}, {budget}")
                     result = compare(groups, order, budget)
-                    for of, values in shares.items():
-                        values.append(result["ours"] / result[of])
-        for row, values in zip(rows, shares.values(), strict=True):
-            row.ours = Figure.of([min(values)])
-            row.note = f"minimum over {len(values)} sets, orders and budgets; median {statistics.median(values):.3f}"
+                    shares.append(result["ours"] / result["best"])
+        row.ours = Figure.of([min(shares)])
+        row.note = f"minimum over {len(shares)} sets, orders and budgets; median {statistics.median(shares):.3f}"
 
-    whats = ("within a budget, of the best plan", "within a budget, of private requests")
-    return [([targets.row(SECTION, what, "of its tokens per step") for what in whats], measure)]
+    return [([bounded(SECTION, "within a budget, of the best plan", "of its tokens per step")], measure)]

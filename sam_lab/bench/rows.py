@@ -4,24 +4,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import os
 import platform
-import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from sam_core.files import write_json
 
-from sam_lab.cli import LabError
+from sam_lab.replay import geometric_mean
 
 TARGETS = Path(__file__).with_name("targets.toml")
-BOUND = re.compile(r"(?:(<=|>=) (\d+(?:\.\d+)?)(?: x (.+))?)?")
 
 
-class Figure(NamedTuple):
+@dataclasses.dataclass(frozen=True, order=True)
+class Figure:
     """A median and its quartiles; all are equal if there is a single value."""
 
     median: float
@@ -33,6 +34,12 @@ class Figure(NamedTuple):
         """The figure of these values, one or more."""
         return cls(*np.quantile(values, (0.5, 0.25, 0.75)).tolist())
 
+    @classmethod
+    def of_sets(cls, values: Sequence[float]) -> Figure:
+        """The geometric mean of the sets' values instead of their median."""
+        figure = cls.of(values)
+        return dataclasses.replace(figure, median=geometric_mean(values)) if len(values) > 1 else figure
+
     @property
     def spread(self) -> str:
         return f"{figure(self.low)}-{figure(self.high)}" if self.low < self.high else ""
@@ -42,15 +49,15 @@ class Figure(NamedTuple):
 class Row:
     """One row of the table: our figure, and those of the peers in the same run.
 
-    The target bounds our median or, if `of` names a peer, our median divided by the peer's; None: there is no target.
+    The target bounds our median or, if `of` names a peer, our median divided by the peer's.
     `ours` is None until it is measured, and stays None if that failed; `error` then says why.
     """
 
     section: str
     what: str
     unit: str
-    better: str = ""  # "<=" or ">="
-    bound: float | None = None
+    better: str  # "<=" or ">="
+    bound: float
     of: str = ""
     reason: str = ""
     ours: Figure | None = None
@@ -70,72 +77,35 @@ class Row:
 
     @property
     def met(self) -> bool:
-        """Whether the target, if any, is met; False if nothing was measured."""
-        if self.value is None or self.bound is None:
-            return self.value is not None
+        """Whether the target is met; False if nothing was measured."""
+        if self.value is None:
+            return False
         return self.value <= self.bound if self.better == "<=" else self.value >= self.bound
 
     @property
     def verdict(self) -> str:
-        if self.met:
-            return "recorded" if self.bound is None else "met"
-        return "FAILED" if self.value is None else "MISSED"
+        return "met" if self.met else "FAILED" if self.value is None else "MISSED"
 
     @property
     def target(self) -> str:
-        return "" if self.bound is None else f"{self.better} {self.bound:g}" + (f" x {self.of}" if self.of else "")
+        return f"{self.better} {self.bound:g}" + (f" x {self.of}" if self.of else "")
 
 
-class Targets:
-    """The file of targets: one table per reason, with a bound for each row, such as "<= 0.15 x python"; "": no bound.
+@functools.cache
+def targets() -> dict[str, dict[str, Any]]:
+    """The parts `reason`, `better`, `bound` and `of` of each row's target."""
+    found: dict[str, dict[str, Any]] = {}
+    for reason, rows in tomllib.loads(TARGETS.read_text()).items():
+        for what, text in rows.items():
+            better, _, bound = text.partition(" ")
+            number, _, of = bound.partition(" x ")
+            found[what] = {"reason": reason, "better": better, "bound": json.loads(number), "of": of}
+    return found
 
-    Attributes:
-        entries: better, bound, of and reason of each row; absent parts are left out.
-    """
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.used: set[str] = set()
-        self.entries: dict[str, dict[str, Any]] = {}
-        try:
-            reasons = tomllib.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise LabError(f"{path} cannot be read as TOML ({error}): correct it.") from None
-        for reason, bounds in reasons.items():
-            if not reason or not isinstance(bounds, dict):
-                raise LabError(
-                    f"{path}: {reason!r} needs a reason as the name of its table, and rows in it: correct it."
-                )
-            for what, text in bounds.items():
-                if what in self.entries:
-                    raise LabError(f"{path} has two targets for {what!r}: take one out.")
-                self.entries[what] = {"reason": reason} | self._bound(what, text)
-
-    def _bound(self, what: str, text: Any) -> dict[str, Any]:
-        """The parts `better`, `bound` and `of` of a text such as "<= 0.15 x python"."""
-        parts = BOUND.fullmatch(text) if isinstance(text, str) else None
-        if not parts:
-            raise LabError(
-                f"{self.path}: {what!r} must be a text: '<=' or '>=' and a number, then perhaps ' x ' and the name of "
-                "a peer; or '' for no target: correct it."
-            )
-        better, bound, of = parts.groups()
-        if not bound:
-            return {}
-        number = int(bound) if bound.isdigit() else float(bound)
-        return {"better": better, "bound": number} | ({"of": of} if of else {})
-
-    def row(self, section: str, what: str, unit: str) -> Row:
-        """The row with this name and its target; raises LabError if the file has none for it."""
-        if what not in self.entries:
-            raise LabError(f"{self.path} has no target for {what!r}: add one, with its reason.")
-        self.used.add(what)
-        return Row(section, what, unit, **self.entries[what])
-
-    def check(self) -> None:
-        """Raise LabError if the file has a target for a row that does not exist."""
-        if unknown := [*self.entries.keys() - self.used]:
-            raise LabError(f"{self.path} has a target for {min(unknown)!r}, but no row has this name: remove it.")
+def bounded(section: str, what: str, unit: str) -> Row:
+    """The row with this name and its target."""
+    return Row(section, what, unit, **targets()[what])
 
 
 Sample = Callable[[], float]
@@ -196,25 +166,12 @@ def missed(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def as_json(row: Row) -> dict[str, Any]:
-    """The row for JSON: figures as {median, low, high}, the value compared with the bound, ratios and verdict."""
-    figures: dict[str, Any] = dict(row.peers)
-    ratios, ours = {}, row.ours and row.ours._asdict()
-    for name, peer in row.peers.items():
-        if isinstance(peer, Figure):
-            figures[name] = peer._asdict()
-            if ours and ours["median"]:
-                ratios[name] = peer.median / ours["median"]
-    more = {"ours": ours, "peers": figures, "peer_to_ours": ratios, "held": row.value, "verdict": row.verdict}
-    return dataclasses.asdict(dataclasses.replace(row, ours=None, peers={})) | more
-
-
 def finish(rows: list[Row], out: Path, name: str, record: dict[str, Any]) -> int:
     """Print the table, write OUT/NAME.json, name what was missed; returns the exit status, 1 if anything was."""
     print(table(rows))
-    write_json(out / f"{name}.json", record | {"rows": [as_json(row) for row in rows]})
-    bounded = [row for row in rows if row.bound is not None]
-    print(f"\n{sum(row.met for row in bounded)} of {len(bounded)} targets met; {out}/{name}.json")
+    written = [dataclasses.asdict(row) | {"held": row.value, "verdict": row.verdict} for row in rows]
+    write_json(out / f"{name}.json", record | {"rows": written})
+    print(f"\n{sum(row.met for row in rows)} of {len(rows)} targets met; {out}/{name}.json")
     print(missed(rows))
     return 0 if all(row.met for row in rows) else 1
 

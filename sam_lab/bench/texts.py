@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 
-from sam_lab.recordings import DATA, read_answers
+from sam_lab.recordings import DATA, by_group, read_answers
 
 SETS = {path.name.partition(".")[0]: path for path in sorted(DATA.glob("*.jsonl.gz"))}
 SIBLINGS = 4
@@ -17,15 +17,14 @@ def ordinary(rows: int, size: int) -> np.ndarray:
 
     Answers that have been used are repeated with every tenth token replaced at random, by a fixed seed.
     """
-    groups: dict[str, list[np.ndarray]] = {}
-    for answer in read_answers(SETS["math-cot-groups8"]):
-        groups.setdefault(answer.group, []).append(np.array(answer.response_ids, np.int32))
-    whole = [groups[group][:SIBLINGS] for group in sorted(groups) if len(groups[group]) >= SIBLINGS]
+    groups = by_group(read_answers(SETS["math-cot-groups8"]))
+    whole = [group[:SIBLINGS] for _, group in sorted(groups.items()) if len(group) >= SIBLINGS]
     rng = np.random.default_rng(20)
     table = np.empty((rows, size), np.int32)
     for row in range(rows):
         first, sibling = divmod(row, SIBLINGS)
-        text = np.concatenate([whole[(first + at) % len(whole)][sibling] for at in range(len(whole))])
+        answers = [whole[(first + at) % len(whole)][sibling] for at in range(len(whole))]
+        text = np.concatenate([np.array(answer.response_ids, np.int32) for answer in answers])
         parts = [text]
         while sum(map(len, parts)) < size:
             changed = rng.random(len(text)) < 0.1

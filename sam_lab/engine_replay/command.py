@@ -10,7 +10,6 @@ import os
 import random
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -20,7 +19,7 @@ from typing import Any
 from sam_core.console import Progress
 from sam_core.engines.hooks import installed
 from sam_core.engines.vllm import hooks
-from sam_core.files import check_output, naming, replacing, write_json
+from sam_core.files import check_output, naming, replacing
 
 from llm_rl.evaluation.engine import default_dtype
 from llm_rl.shape import SHAPES, Shape
@@ -28,7 +27,7 @@ from sam_lab.arms import Arm, parse
 from sam_lab.cli import LabError, non_negative, positive
 from sam_lab.engine_replay import arms
 from sam_lab.engine_replay.report import report
-from sam_lab.recordings import PARTS, read_answers, split
+from sam_lab.recordings import PARTS, by_group, read_answers, split
 
 TINY = Shape(2, 64, 2, 1, 32, 128, tied=True)
 """For tests; its times stand for no real model."""
@@ -77,7 +76,7 @@ The model is in bfloat16, or in float32 on a CPU without bfloat16 instructions. 
 time of this process (one thread), which other load hardly affects; elsewhere it is wall time. The same
 command runs on a GPU if vLLM finds one, and on an NPU with VLLM_PLUGINS=ascend.
 
-Writes OUT/engine-replay.json, steps.json, learned.json and engine-replay.png; with several recordings, each into a
+Writes OUT/engine-replay.json, steps.json and engine-replay.png; with several recordings, each into a
 folder of its name. Each finished run is appended to runs.jsonl, and --resume keeps the runs of the same settings. Exits
 with 1 if an answer differs from the recorded one or an arm drafted nothing.
 
@@ -165,8 +164,6 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.out / "runs.jsonl", args.answers)
     records = Records(args.out / "runs.jsonl", same, args.resume)
     runs = replay(batches, named, args, records)
-    if records.learned:
-        write_json(args.out / "learned.json", records.learned)
     failed = False
     for i, (file, folder) in enumerate(zip(args.answers, folders, strict=True)):
         if len(sets) > 1:
@@ -231,10 +228,7 @@ def choose(file: str, args: argparse.Namespace) -> list[list[tuple[list[int], li
     answers = read_answers(Path(file))
     if args.part:
         answers = split(answers)[args.part]
-    groups = defaultdict(list)
-    for answer in answers:
-        groups[answer.group].append(answer)
-    full = [group[: args.per_group] for group in groups.values() if len(group) >= args.per_group]
+    full = [group[: args.per_group] for group in by_group(answers).values() if len(group) >= args.per_group]
     random.Random(args.seed).shuffle(full)
     needed = args.groups * (args.batches + args.learn)
     if len(full) < needed:

@@ -16,9 +16,6 @@ from sam_lab.engine_replay.forced import Forced
 class ForcedEngine(Forced):
     """An engine whose next tokens are forced and, if it speculates, whose drafter is chosen for each run.
 
-    Its steps also have sample_s (sampling and verification) and draft_s (when asynchronous, including the wait
-    for the previous step), in seconds of the clock.
-
     Args:
         model: folder with a config.json.
         k: maximum draft tokens of a request; 0: an engine without speculation.
@@ -26,8 +23,6 @@ class ForcedEngine(Forced):
         graphs: vLLM's cudagraph_mode; raises LabError if vLLM uses another one.
         settings: further EngineArgs.
     """
-
-    times = ("sample_s", "draft_s")
 
     def __init__(
         self,
@@ -78,14 +73,9 @@ class ForcedEngine(Forced):
             return logits
 
         runner._prepare_inputs, model.compute_logits = prepare_inputs, compute_logits
-        runner._sample = self._timed("sample_s", runner._sample)
-        if self.k:
-            runner.propose_draft_token_ids = self._timed("draft_s", runner.propose_draft_token_ids)
 
     def use(self, method: str, drafter: Any) -> None:
         """Let the next runs draft with this object, as the method with this name in vLLM."""
         self.runner.speculative_config.method, self.runner.drafter = method, drafter
         # the core asks for the drafts of all methods but sam, whose drafts come with each step's output
         self.engine.engine_core.engine_core.use_spec_decode = method != "sam"
-        if self.runner.async_drafts:
-            self.runner.async_drafts.begin = self._timed("draft_s", self.runner.async_drafts.begin)

@@ -31,8 +31,7 @@ def fitting(needed: int, engines: int, weights: int) -> int:
 class ForcedEngine2(Forced):
     """An engine with the second runner, scheduled asynchronously.
 
-    In its steps, rows and drafts are the computed and verified ones; `planned` are the scheduled rows; `draft_s` is the
-    host's time for drafting.
+    In its steps, rows and drafts are the computed and verified ones; `planned` are the scheduled rows.
 
     Args:
         model: folder with a config.json.
@@ -40,8 +39,6 @@ class ForcedEngine2(Forced):
         graphs: vLLM's cudagraph_mode; adaptive verification may turn FULL into FULL_DECODE_ONLY.
         settings: further EngineArgs.
     """
-
-    times = ("draft_s",)
 
     def __init__(self, model: Path, speculative: dict[str, Any] | None, graphs: str = "NONE", **settings: Any) -> None:
         super().__init__(model, speculative, True, graphs, **settings)
@@ -92,7 +89,3 @@ class ForcedEngine2(Forced):
             return logits
 
         runner.add_requests, runner.sample, model.compute_logits = add_requests, sample_batch, compute_logits
-        if runner.speculator is not None:
-            for name in ("update_requests", "propose"):
-                if of := getattr(runner.speculator, name, None):
-                    setattr(runner.speculator, name, self._timed("draft_s", of))

@@ -84,9 +84,6 @@ class Forced:
         settings: further EngineArgs.
     """
 
-    times: tuple[str, ...] = ()
-    """Seconds that the subclass adds to the record of each step."""
-
     def __init__(
         self, model: Path, speculative: dict[str, Any] | None, asynchronous: bool, graphs: str, **settings: Any
     ) -> None:
@@ -114,18 +111,6 @@ class Forced:
         self._recorded: torch.Tensor | None = None
         self._now: dict[str, Any] = {}
         self._runs = 0
-
-    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, whose seconds are added to the record of the step, if there is one."""
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = self.clock()
-            result = function(*args, **kwargs)
-            if self._now:
-                self._now[name] += self.clock() - start
-            return result
-
-        return timed
 
     def _copied(self, array: torch.Tensor) -> torch.Tensor:
         """A copy on the runner's device. The host does not wait, as that would show work that would else be hidden."""
@@ -181,7 +166,6 @@ class Forced:
         lengths: dict[str, int] = {}
         while self.engine.has_unfinished_requests():
             self._now = {"running": 0, "rows": 0, "drafted": 0, "context": 0, "prefill": True}
-            self._now |= dict.fromkeys(self.times, 0.0)
             start = self.clock()
             outputs = self.engine.step()
             self._now["s"] = self.clock() - start

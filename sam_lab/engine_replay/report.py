@@ -54,9 +54,6 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
             "tokens_per_step": sum(s["emitted"] for s in decoding) / max(1, sum(s["running"] for s in decoding)),
             "drafted": drafted,
             "accepted": sum(s["emitted"] - s["gaining"] for s in decoding),
-            # an asynchronous engine waits for the step before while it drafts
-            "draft_share": None if parse(arm).asynchronous else _share("draft_s", decoding),
-            "sample_share": _share("sample_s", decoding),
             "tokens_per_s": {name: _rate(decoding, *bin_) for name, bin_ in BINS.items()},
             "steps_by_running": {
                 name: _typical(inside)
@@ -96,11 +93,6 @@ def _time(steps: list[dict[str, Any]]) -> float:
     return sum(s["s"] for s in steps)
 
 
-def _share(name: str, steps: list[dict[str, Any]]) -> float | None:
-    """The share of these steps' time spent in `name`; None if they lack it, as the second runner's do."""
-    return sum(s[name] for s in steps) / _time(steps) if steps and name in steps[0] else None
-
-
 def _typical(steps: list[dict[str, Any]]) -> dict[str, float]:
     """Number of steps, median milliseconds, mean rows, and mean tokens per request that got any."""
     return {
@@ -117,8 +109,8 @@ def _rate(steps: list[dict[str, Any]], first: int, last: float) -> float | None:
 
 
 def _print(result: dict[str, Any], base: str) -> None:
-    print("                      rollout         decoding            tail    tokens  accepted  sampling  drafting")
-    print("                 gain   worst     gain   worst    gain   worst    a step                   of decoding")
+    print("                      rollout         decoding            tail    tokens  accepted")
+    print("                 gain   worst     gain   worst    gain   worst    a step")
     for arm, v in result["arms"].items():
         share = f"{100 * v['accepted'] / v['drafted']:.1f} %" if v["drafted"] else "-"
         row = f"{arm:12}"
@@ -126,8 +118,7 @@ def _print(result: dict[str, Any], base: str) -> None:
             for which in ("median", "worst"):
                 gain = v.get(f"{part}_gain_{which}")
                 row += f"{'-' if gain is None else f'{gain:.3f}':>{width if which == 'median' else 8}}"
-        shares = ("-" if v[name] is None else f"{100 * v[name]:.2f} %" for name in ("sample_share", "draft_share"))
-        print(f"{row}{v['tokens_per_step']:10.3f}{share:>10}" + "".join(f"{text:>10}" for text in shares))
+        print(f"{row}{v['tokens_per_step']:10.3f}{share:>10}")
     names = [name for name, rate in result["arms"][base]["tokens_per_s"].items() if rate]
     print(f"\ngain against {base}, by requests running\n" + " " * 12 + "".join(f"{name:>8}" for name in names))
     for arm, v in result["arms"].items():

@@ -5,23 +5,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
-import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from sam_core.console import Progress
 from sam_core.files import write_json
 
-import sam_core
 from sam_lab import figures
-from sam_lab.cli import LabError, digest, positive, probability
-from sam_lab.cost import MEASURED
+from sam_lab.cli import LabError, positive, probability
 from sam_lab.evidence import data, report, tuning
 from sam_lab.evidence.arms import PEERS, check
-from sam_lab.evidence.devices import EXPENSIVE, NAMES, STEPS, VERIFY, Device
+from sam_lab.evidence.devices import EXPENSIVE, NAMES, VERIFY, Device
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of, job, run_all
 from sam_lab.evidence.model import KINDS
 from sam_lab.evidence.rollout import Timeline
@@ -65,8 +60,6 @@ devices:
 
 Except on the H100, drafting itself takes no time. Intervals of 95 % are by bootstrap over tasks: reasoning-gym's 22 for
 RL answers, else prompts; a step's time is shared equally by its requests.
-
-Finished rollouts are kept in OUT/jobs: --resume continues an interrupted run, or adds sets and devices.
 """
 
 
@@ -110,7 +103,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--without", nargs="+", choices=PEERS, default=[], metavar="METHOD", help="leave these out")
     add("--processes", type=positive, default=os.cpu_count(), metavar="N", help="default: one a processor")
     add("--out", type=Path, default=Path("outputs/evidence"), metavar="DIR", help="default: outputs/evidence")
-    add("--resume", action="store_true", help="keep the rollouts that OUT has from the same settings")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -123,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         raise LabError("--correlation needs a --drafter")
     check(method for method in PEERS if method not in args.without)
     settings = Settings(args.tokens, args.batches, args.verify, args.drafter, args.correlation)
-    _prepare(args.out, settings, args.resume)
+    args.out.mkdir(parents=True, exist_ok=True)
     methods = [
         method
         for method in tuning.GRID
@@ -143,22 +135,6 @@ def run(args: argparse.Namespace) -> int:
     return 1 if silent else 0
 
 
-def _prepare(out: Path, settings: Settings, resume: bool) -> None:
-    """Prepare a folder for these settings, empty or with its rollouts. Raises LabError if it has other settings."""
-    files = [*sorted(data.FOLDER.glob("*.jsonl.gz")), *MEASURED.values(), STEPS]
-    wanted = settings._asdict() | {"sam_core": sam_core.__version__, "data": [digest(path) for path in files]}
-    written = out / "settings.json"
-    if resume and written.exists():
-        if json.loads(written.read_text()) != wanted:
-            raise LabError(f"{out} has other settings, data or sam_core: leave out --resume, or choose another --out")
-    elif written.exists():
-        shutil.rmtree(out / "jobs", ignore_errors=True)
-    elif (out / "jobs").exists():
-        raise LabError(f"{out / 'jobs'} was not written by this command: choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(written, wanted)
-
-
 Done = dict[Job, list[Timeline]]
 Chosen = dict[tuple[str, str, int], dict[str, str]]
 """The best arm of each method, by set, device and requests at once."""
@@ -173,13 +149,7 @@ def _roll_out(
 
     def roll(jobs: list[Job], what: str) -> None:
         done.update(
-            run_all(
-                jobs,
-                settings,
-                args.out / "jobs",
-                args.processes,
-                lambda n, of: progress.show(f"{what}: {n} of {of} rollouts"),
-            )
+            run_all(jobs, settings, args.processes, lambda n, of: progress.show(f"{what}: {n} of {of} rollouts"))
         )
 
     names = [device.name for device in clocks]
@@ -248,17 +218,11 @@ def _result(
 
 
 def _described(of: str, running: int, settings: Settings) -> dict[str, Any]:
-    """Size of a set's test part, and the share of each task in its tokens, largest first."""
+    """Size of a set's test part."""
     answers = [answer for batch in batches_of(of, "test", running, settings) for answer in batch.answers]
-    tokens: Counter[str] = Counter()
-    for answer in answers:
-        tokens[data.task(answer)] += len(answer.response_ids)
-    total = sum(tokens.values())
     return {
         "title": data.SETS[of].title,
         "prompts": len({answer.prompt_id for answer in answers}),
         "answers": len(answers),
-        "tokens": total,
-        "longest": max(len(answer.response_ids) for answer in answers),
-        "tasks": {name: round(count / total, 4) for name, count in tokens.most_common()},
+        "tokens": sum(len(answer.response_ids) for answer in answers),
     }

@@ -6,11 +6,9 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from sam_lab.cli import LabError
 from sam_lab.recordings import DATA, Answer, read_answers, split
 
 FOLDER = DATA / "evidence"
@@ -60,23 +58,17 @@ class Batch:
     earlier: list[Answer]
 
 
-def batches(
-    of: Set, part: str, tokens: int, running: int, limit: int | None = None, folder: Path = FOLDER
-) -> list[Batch]:
+def batches(of: Set, part: str, tokens: int, running: int, limit: int | None = None) -> list[Batch]:
     """All `dev` or `test` prompts of a set, in the order of their hashes, split into batches of equal size.
 
     Args:
         tokens: maximum tokens of an answer; longer ones are cut.
         running: concurrent requests. A batch has WAVES times this number, or all that the set has.
         limit: maximum number of batches; default: all.
-
-    Raises LabError if there is no prompt.
     """
     by_prompt: dict[str, dict[str, list[Answer]]] = defaultdict(lambda: defaultdict(list))
-    for answer in split(read_answers(folder / f"{of.name}.jsonl.gz"))[part]:
+    for answer in split(read_answers(FOLDER / f"{of.name}.jsonl.gz"))[part]:
         by_prompt[answer.prompt_id][answer.group].append(_shortened(answer, of, tokens))
-    if not by_prompt:
-        raise LabError(f"{folder / of.name}.jsonl.gz has no {part} prompts")
     names = sorted(by_prompt, key=_order)
     number = max(1, len(names) * of.groups * of.answers // (WAVES * running))
     found = []

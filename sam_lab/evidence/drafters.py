@@ -164,7 +164,7 @@ class AdaptiveSuffixDevice:
 
     def __init__(self, arm: Arm, device: Device | None) -> None:
         self.arm, self.device = arm, device
-        self.method = suffix_device.SuffixDevice(int(arm.parameters["depth"]), suffix_device.Corpus())
+        self.method = suffix_device.SuffixDevice(int(arm.parameters["depth"]))
         self.acceptance = suffix_device.AcceptedByClass(max(arm.lengths))
 
     def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts of all batches of a set by one arm, each in its own process; finished ones are kept in files."""
+"""Rollouts of all batches of a set by one arm."""
 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from sam_core.files import replacing
 
 from sam_lab.evidence import arms, data
 from sam_lab.evidence.devices import Device, devices
 from sam_lab.evidence.drafters import Sam
 from sam_lab.evidence.model import KINDS, ModelDrafter, found_by_texts
-from sam_lab.evidence.rollout import FIELDS, EngineStep, Timeline, roll_out
+from sam_lab.evidence.rollout import EngineStep, Timeline, roll_out
 from sam_lab.workers import finished
 
 NOISE = 0.03
@@ -54,11 +51,6 @@ class Job(NamedTuple):
     arm: str
     device: str = ""
     saved: bool = False
-
-    @property
-    def name(self) -> str:
-        words = [self.of, self.part, str(self.running), re.sub("[^a-z0-9.]", "_", self.arm), self.device]
-        return "-".join(filter(None, [*words, "saved" * self.saved]))
 
 
 def job(of: str, part: str, running: int, arm: str, device: str) -> Job:
@@ -112,41 +104,12 @@ def run(job: Job, settings: Settings) -> list[Timeline]:
 
 
 def run_all(
-    jobs: Iterable[Job], settings: Settings, folder: Path, processes: int, progress: Callable[[int, int], None]
+    jobs: Iterable[Job], settings: Settings, processes: int, progress: Callable[[int, int], None]
 ) -> dict[Job, list[Timeline]]:
-    """The rollouts of all jobs; finished ones are read from `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = list(dict.fromkeys(jobs))
-    done = {job: _load(folder / f"{job.name}.npz") for job in wanted if (folder / f"{job.name}.npz").exists()}
-    missing = [job for job in wanted if job not in done]
-    progress(len(done), len(wanted))
-    if processes == 1 or len(missing) < 2:
-        for job in missing:
-            done[job] = _run_and_save(job, settings, folder)
-            progress(len(done), len(wanted))
-        return done
-    for (job, *_), future in finished(_run_and_save, [(job, settings, folder) for job in missing], processes):
+    """The rollouts of all jobs, each in one of these processes."""
+    wanted = [(job, settings) for job in dict.fromkeys(jobs)]
+    done = {}
+    for (job, _), future in finished(run, wanted, processes):
         done[job] = future.result()
         progress(len(done), len(wanted))
     return done
-
-
-def _run_and_save(job: Job, settings: Settings, folder: Path) -> list[Timeline]:
-    rollouts = run(job, settings)
-    columns = zip(*rollouts, strict=True)
-    arrays: dict[str, Any] = {}
-    for name, parts in zip(Timeline._fields, columns, strict=True):
-        arrays[name] = np.concatenate(parts).astype(np.int32)
-        arrays[f"{name}_ends"] = np.cumsum([len(part) for part in parts])
-    with replacing(folder / f"{job.name}.npz") as temporary, open(temporary, "wb") as file:
-        np.savez_compressed(file, **arrays)
-    return rollouts
-
-
-def _load(path: Path) -> list[Timeline]:
-    with np.load(path) as saved:
-        parts = [
-            np.split(saved[name].astype(np.int64).reshape(-1, width), saved[f"{name}_ends"][:-1])
-            for name, width in zip(Timeline._fields, (len(FIELDS), 2), strict=True)
-        ]
-    return [Timeline(*one) for one in zip(*parts, strict=True)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated drafter of the model's own (EAGLE-3, MTP, DFlash), and the ways to draft with it and from texts.
+"""A simulated drafter of the model's own (EAGLE-3, MTP), and the ways to draft with it and from texts.
 
 For each position of an answer, the number of right tokens in the drafter's draft is drawn once, so all arms see the
 same drafter. The acceptance rates are published ones; the numbers may correlate with how far the texts' draft is right.
@@ -33,25 +33,21 @@ class Kind(NamedTuple):
 
     accepted: share of its drafts of which the first 1, 2, ... tokens are accepted.
     share: time of a pass, as a share of a plain step.
-    parallel: whether one pass makes all tokens, instead of one pass per token.
     """
 
     title: str
     accepted: tuple[float, ...]
     share: float
-    parallel: bool = False
 
 
 KINDS = {
     "eagle3": Kind("EAGLE-3", (0.70, 0.47, 0.31), 0.10),
     "mtp": Kind("MTP", (0.912, 0.782, 0.667), 0.12),
-    "dflash": Kind("DFlash", (0.822, 0.604, 0.444, 0.326, 0.240, 0.176, 0.130), 0.22, parallel=True),
 }
 """Acceptance: vllm-ascend's golden values of Qwen3-8B's EAGLE-3 (its #15174; the third by the ratio of the first two);
-a log of vLLM 0.20 with Qwen3.6-27B's MTP (club-3090 #105; DeepSeek-V3's report has 0.85 to 0.9 for the first);
-Red Hat's DFlash for Qwen3-8B, math (0.822 at first, 3.74 tokens per step; between them a constant ratio).
-Passes: EAGLE-3's tenth of Qwen3-8B is assumed (vLLM's #16937: at most 0.16), MTP reads one layer and the head,
-DFlash five layers and the head, of 36 layers and the head."""
+a log of vLLM 0.20 with Qwen3.6-27B's MTP (club-3090 #105; DeepSeek-V3's report has 0.85 to 0.9 for the first).
+Passes: EAGLE-3's tenth of Qwen3-8B is assumed (vLLM's #16937: at most 0.16), MTP reads one layer and the head of 36
+layers and the head."""
 
 
 class ModelDrafter:
@@ -95,10 +91,6 @@ class ModelDrafter:
         places = lengths[:, None] + ahead
         is_right = ahead < self.right[index, lengths[:, None]]
         return np.where(is_right, self.table[index, places], self.wrong[index, places])
-
-    def passes(self, tokens: int) -> int:
-        """Number of passes that make drafts of this many tokens."""
-        return min(tokens, 1 if self.kind.parallel else self.longest)
 
 
 def ranks(found: Int32, rng: np.random.Generator) -> Float32:
@@ -193,7 +185,7 @@ class Alone:
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         k = self.arm.k(len(active))
-        self.passes = self.model.passes(k)
+        self.passes = min(k, self.model.longest)
         rows = self.model.draft(active, lengths)[:, :k].tolist()
         return [row if may else [] for row, may in zip(rows, may_draft, strict=True)]
 
@@ -246,13 +238,13 @@ class Best(Sam):
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         chooser = self.chooser
-        count = chooser.longest if chooser.wants_all or self.model.kind.parallel else 1
+        count = chooser.longest if chooser.wants_all else 1
         chooser.learn(active, lengths)
         chooser.model = self.model.draft(active, lengths)[:, :count]
         chooser.may = np.array(may_draft)
         self.proposer.drafts_now = False
         drafts = super().draft(active, lengths, may_draft, num_tokens)
-        self.passes = self.model.passes(count) if self.proposer.drafts_now else 0
+        self.passes = count if self.proposer.drafts_now else 0
         chooser.note(active, lengths, drafts)
         return drafts
 

@@ -111,31 +111,31 @@ def recorded(
         progress(f"replaying the recording, context {context}, k = {k}")
         drafter = Watched(**options)
         replay(drafter, scopes, context, k)
-        bins, taken = _bins(drafter), np.array([draft.accepted for draft in drafter.drafts])
-        lengths = np.array([len(draft.scores) for draft in drafter.drafts])
+        bins, taken, scores = _verified(drafter)
+        lengths = (scores > 0).sum(1)
         for bin_ in range(BINS):
             of_bin = bins == bin_
             if of_bin.sum() < MIN_DRAFTS and bin_:
                 gain[i, bin_], drafted[i, bin_] = gain[i, bin_ - 1], drafted[i, bin_ - 1]
             else:
                 gain[i, bin_], drafted[i, bin_] = taken[of_bin].mean(), lengths[of_bin].mean()
-    worth, accepted = _samples(drafter, max(ks))
+    worth, accepted = _samples(drafter)
     return Acceptance(tuple(ks), gain, drafted, worth, accepted)
 
 
-def _bins(drafter: Watched) -> npt.NDArray[np.int64]:
-    """The bin of each draft's position."""
-    return np.searchsorted(EDGES, [draft.position for draft in drafter.drafts], side="right")
+def _verified(drafter: Watched) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Float64]:
+    """The bin of each draft's position, its accepted tokens, and its scores."""
+    bins = np.searchsorted(EDGES, drafter.positions, side="right")
+    return bins, np.array(drafter.accepted), np.array(drafter.scores, float)
 
 
-def _samples(drafter: Watched, k: int, count: int = 400) -> tuple[Float64, npt.NDArray[np.int64]]:
+def _samples(drafter: Watched, count: int = 400) -> tuple[Float64, npt.NDArray[np.int64]]:
     """Drafts of each bin, with scores calibrated by the accepted tokens as in the engine's switch."""
-    scores, bins = drafter.scores(k), _bins(drafter)
-    accepted = np.array([draft.accepted for draft in drafter.drafts])
+    bins, accepted, scores = _verified(drafter)
     live = scores > 0
     calibration, size = Calibration(), Calibration.NUM_BINS
     of_scores = np.minimum((size * scores[live]).astype(int), size - 1)
-    outcomes = of_scores + size * (np.arange(k) < accepted[:, None])[live]
+    outcomes = of_scores + size * (np.arange(scores.shape[1]) < accepted[:, None])[live]
     calibration.observe(np.bincount(outcomes, minlength=2 * size).reshape(2, -1).astype(float))
     worth = np.where(live, np.maximum(calibration.correct(scores), 1e-9), 0.0)
     rng = np.random.default_rng(0)

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -19,18 +19,14 @@ from llm_rl.recipe import Recipe
 from llm_rl.shape import SHAPES, Shape, read_shape, why_unknown
 from sam_lab.cli import LabError, check_outputs, positive
 from sam_lab.cost import DIES, Cost, Die, fitted, measured, roofline
-from sam_lab.plan import check, figure, words
-from sam_lab.plan.acceptance import Acceptance, recorded
-from sam_lab.plan.lengths import Lengths, Recorded
+from sam_lab.plan import figure, words
+from sam_lab.plan.acceptance import recorded
+from sam_lab.plan.lengths import Lengths
 from sam_lab.plan.step import SPREAD, Setup, setup
 from sam_lab.plan.study import Inputs, study
-from sam_lab.recordings import DATA, Answer, read_answers
+from sam_lab.recordings import DATA, read_answers
 
 RECORDING = DATA / "reason-long-groups.jsonl.gz"
-PROMPT = 133
-"""Tokens of a prompt."""
-REPLACED = {"lengths": "spread", "rounds": "kept"}
-"""An option, and the one that has no effect if it is given."""
 EPILOG = """\
 the model:
   One round of generation is simulated on every engine, event by event: requests wait for a slot (max_num_seqs) and for
@@ -38,8 +34,6 @@ the model:
   the host's time to launch it (eager mode) or the device's time to read and compute, whichever is longer. The step adds
   further rounds, the exchange of weights, and training. Compared are off, batch (with the recipe's threshold and k, and
   with all others), and auto (sam_core's budget, on drafts of the recording).
-
---steps FILE predicts each batch of an engine replay from the costs of its other batches.
 
 Ranges: all assumptions are drawn --draws times, uniformly between bounds, and the 10 to 90 % of the results are shown.
 The bounds for a recipe are: lengths x 0.8 to 1.2; accepted tokens x 0.7 to 1.8, with a recording of your own to 1.3;
@@ -52,32 +46,18 @@ fitted to a replay x 0.95 to 1.05.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("recipe", nargs="?", type=Path, help="a recipe's YAML, see llm_rl/qwen3")
+    add("recipe", type=Path, help="a recipe's YAML, see llm_rl/qwen3")
     add("overrides", nargs="*", metavar="key=value", help="as for the recipe's script")
-    add("--steps", type=Path, metavar="FILE", help="check against an engine replay's steps.json or runs.jsonl")
-    mean = "mean tokens of an answer; default: the recording's, or rollout.expected_length"
+    add("--mean", type=float, metavar="N", help="mean tokens of an answer; default: rollout.expected_length")
+    spread = "standard deviation of the lengths' logarithm (%(default)s)"
+    add("--spread", type=float, default=SPREAD, metavar="S", help=spread)
+    add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning")
+    add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps.json instead")
     kept = "share of the groups that dynamic sampling keeps (%(default)s)"
-    planned = [
-        add("--lengths", type=Path, metavar="FILE", help="a recording whose answers' lengths are taken"),
-        add("--mean", type=float, metavar="N", help=mean),
-        add(
-            "--spread",
-            type=float,
-            default=SPREAD,
-            metavar="S",
-            help="standard deviation of the lengths' logarithm (%(default)s)",
-        ),
-        add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning"),
-        add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps instead"),
-        add("--kept", type=float, default=0.6, metavar="P", help=kept),
-        add("--rounds", type=positive, metavar="N", help="rounds of generation per step; default: from --kept"),
-    ]
-    drawn = [
-        add("--draws", type=positive, default=10, metavar="N", help="samples of the assumptions (%(default)s)"),
-        add("--picture", type=Path, metavar="PNG", help="draw running requests and speed by threshold and k"),
-    ]
+    add("--kept", type=float, default=0.6, metavar="P", help=kept)
+    add("--draws", type=positive, default=10, metavar="N", help="samples of the assumptions (%(default)s)")
+    add("--picture", type=Path, metavar="PNG", help="draw running requests and speed by threshold and k")
     add("--json", type=Path, metavar="OUT", help="write all figures here")
-    parser.set_defaults(planned=planned, drawn=drawn)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,41 +69,6 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"--spread must be above 0, got {args.spread:g}")
     if args.mean is not None and not 1 <= args.mean < inf:
         raise LabError(f"--mean {args.mean:g}: an answer has at least 1 token")
-    if args.steps:
-        if args.recipe:
-            raise LabError("--steps needs no recipe: leave it out")
-        _check_unset(args, args.planned + args.drawn, "--steps")
-        return _steps(args)
-    if args.recipe is None:
-        raise LabError("name a recipe, as llm_rl/qwen3/dapo_qwen3_32b_32die.yaml, or --steps FILE")
-    for name, other in REPLACED.items():
-        if getattr(args, name) is not None:
-            _check_unset(args, [action for action in args.planned if action.dest == other], f"--{name}")
-    return _recipe(args)
-
-
-def _check_unset(args: argparse.Namespace, actions: Sequence[argparse.Action], mode: str) -> None:
-    for action in actions:
-        if getattr(args, action.dest) != action.default:
-            raise LabError(f"{action.option_strings[0]} has no effect with {mode}: leave it out")
-
-
-def _steps(args: argparse.Namespace) -> int:
-    result = check.check(args.steps)
-    print(f"cost of a step: fitted to the other batches of {', '.join(result['fitted_to'])}\n")
-    print(f"{'arm':12}{'batch':>6}{'measured':>11}{'predicted':>11}{'error':>9}{'tail':>9}{'predicted':>11}")
-    for row in result["rows"]:
-        print(
-            f"{row['arm']:12}{row['batch']:>6}{row['measured']:>9.1f} s{row['predicted']:>9.1f} s"
-            f"{100 * row['error']:>+7.1f} %{row['measured_tail']:>7.1f} s{row['predicted_tail']:>9.1f} s"
-            f"{'  cost from here' if row['fitted'] else ''}"
-        )
-    if args.json:
-        write_json(args.json, result)
-    return 0
-
-
-def _recipe(args: argparse.Namespace) -> int:
     recipe = config.load(args.recipe, args.overrides)
     shape = read_shape(Path(recipe.model.path))
     if shape is None:
@@ -135,31 +80,44 @@ def _recipe(args: argparse.Namespace) -> int:
     layout.check_sizes(recipe, shape)
     sam = recipe.options
     plan = setup(recipe, shape, sam.threshold, recipe.sam_options["k"], args.kept)
-    plan = replace(plan, prompt_tokens=PROMPT, rounds=args.rounds or plan.rounds)
     if recipe.cluster.device == "cuda":  # as the 910C's, which is fitted, by what both compute at most
         plan = replace(plan, training=plan.training * DIES["910C"].flops / DIES["H100"].flops)
-    lengths = _lengths(args, recipe, plan)
+    expected = recipe.rollout.expected_length
+    if args.mean is None and expected is None:
+        raise LabError("how long answers are is not known: give --mean N")
+    mean = (expected or 0) - plan.prompt_tokens if args.mean is None else args.mean
     if args.cost:
-        device, cost = None, fitted([step for r in check.read(args.cost)[1] for step in r["steps"]])
+        device, cost = None, fitted(_steps(args.cost))
         clock = f"fitted to {args.cost}"
     else:
         device, cost, clock = _clock(recipe, plan, shape)
     progress = Progress()
-    options = {"rule": sam.rule, "min_prob": sam.min_prob}
-    acceptances = _acceptances(args, plan, options, sam.sources, progress.show)
-    inputs = Inputs(plan, lengths, cost, *acceptances)
+    answers, ks = read_answers(args.acceptance or RECORDING), sorted({1, 2, 3, 4, 6, 8, 15, plan.k})
+    sources = ["request", "group"] if "group" in sam.sources else ["request"]
+    options = {"rule": sam.rule, "min_prob": sam.min_prob, "sources": sources}
+    acceptance = recorded(answers, sources[-1], options, ks, progress=progress.show)
+    inputs = Inputs(plan, Lengths(mean, args.spread, plan.limit), cost, acceptance)
     likely = (0.7, 1.3) if args.acceptance else (0.7, 1.8)
     result = study(inputs, args.draws, device, likely, progress.show)
     progress.clear()
-    advice = words.recommend(plan, result, sam.memory_bytes, lengths.mean)
-    grows = words.growing(plan, lengths.mean)
-    _print(plan, clock, result, lengths.mean, advice, grows)
+    advice = words.recommend(plan, result, sam.memory_bytes, mean)
+    _print(plan, clock, result, mean, advice)
     if args.json:
         kept = {name: value for name, value in result.items() if name != "traces"}
-        write_json(args.json, kept | {"recommendation": advice, "growth": words.growth(plan, lengths.mean)})
+        write_json(args.json, kept | {"recommendation": advice})
     if args.picture:
         figure.draw(args.picture, result, plan.name)
     return 0
+
+
+def _steps(path: Path) -> list[dict[str, Any]]:
+    """The steps of an engine replay's steps.json; raises LabError or OSError."""
+    try:
+        steps = [step for run in json.loads(path.read_text()) for step in run["steps"]]
+        steps[0]["s"]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise LabError(f"{path} is not the steps.json of an engine-replay ({error!r})") from None
+    return steps
 
 
 def _clock(recipe: Recipe, plan: Setup, shape: Shape) -> tuple[Die | None, Cost, str]:
@@ -179,55 +137,7 @@ def _clock(recipe: Recipe, plan: Setup, shape: Shape) -> tuple[Die | None, Cost,
     return device, roofline(shape, plan.tensor, plan.expert, device, plan.eager), f"{device.name}, a roofline"
 
 
-def _lengths(args: argparse.Namespace, recipe: Recipe, plan: Setup) -> Lengths | Recorded:
-    if args.lengths:
-        return Recorded.of(read_answers(args.lengths), plan.limit, args.mean)
-    expected = recipe.rollout.expected_length
-    if args.mean is not None:
-        return Lengths(args.mean, args.spread, plan.limit)
-    if expected is None:
-        raise LabError("how long answers are is not known: give --lengths FILE or --mean N")
-    return Lengths(expected - PROMPT, args.spread, plan.limit)
-
-
-def _acceptances(
-    args: argparse.Namespace,
-    plan: Setup,
-    options: dict[str, Any],
-    sources: Sequence[str],
-    progress: Callable[[str], None],
-) -> tuple[Acceptance, Acceptance]:
-    """Acceptance with all siblings on one engine, and with those that meet if they are spread over the engines."""
-    answers = read_answers(args.acceptance or RECORDING)
-    ks = tuple(sorted({1, 2, 3, 4, 6, 8, 15, plan.k}))
-
-    def alone() -> Acceptance:
-        return recorded(answers, "request", options | {"sources": ["request"]}, ks, progress=progress)
-
-    def in_groups(of: Sequence[Answer]) -> Acceptance:
-        both = options | {"sources": ["request", "group"]}
-        return recorded(of, "group", both, ks, progress=progress)
-
-    if "group" not in sources:
-        together = alone()
-        return together, together
-    meeting = max(1, round(plan.n / plan.ranks))
-    return in_groups(answers), alone() if meeting == 1 else in_groups(_split(answers, meeting))
-
-
-def _split(answers: Sequence[Answer], size: int) -> list[Answer]:
-    """The same answers in groups of at most `size`."""
-    numbers: dict[str, int] = defaultdict(int)
-    result = []
-    for answer in answers:
-        result.append(replace(answer, group=f"{answer.group}/{numbers[answer.group] // size}"))
-        numbers[answer.group] += 1
-    return result
-
-
-def _print(
-    plan: Setup, clock: str, result: dict[str, Any], mean: float, advice: Sequence[str], grows: Sequence[str]
-) -> None:
+def _print(plan: Setup, clock: str, result: dict[str, Any], mean: float, advice: Sequence[str]) -> None:
     devices = f"{plan.dies} {plan.unit}{'s' * (plan.dies > 1)}"
     states = (
         f", of which a request's states take {plan.states(plan.k):,.0f} (k = {plan.k}), {plan.states(0):,.0f} without"
@@ -249,13 +159,5 @@ def _print(
     off = result["ranges"]["off"]
     rollout, step = ("{:,.0f} - {:,.0f} s".format(*off[name]) for name in ("rollout_s", "step_s"))
     print(f"off, 10-90 %: rollout {rollout}, step {step}")
-    print(
-        f"\ntail: at most {plan.threshold} run. Routing of a prompt's answers, slowest engine without and with batch:"
-    )
-    for way, r in result["routing"].items():
-        print(
-            f"  {way:8}{r['off_s']:>8,.0f} s{r['batch_s']:>8,.0f} s   {r['imbalance']:.3f} of the mean engine, "
-            f"{r['accepted']:.3f} accepted a step in the tail"
-        )
-    print("\nWhat grows\n" + "\n".join(f"  {line}" for line in grows))
+    print(f"tail: at most {plan.threshold} run")
     print("\nRecommendation\n" + "\n".join(f"  {line}" for line in advice))

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lengths of answers: a distribution cut at the limit, or the lengths of recorded answers."""
+"""Lengths of answers: a distribution cut at the limit."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 
@@ -12,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
-
-from sam_lab.recordings import Answer
 
 Int64 = npt.NDArray[np.int64]
 
@@ -60,48 +56,3 @@ class Lengths:
         share = (ranks + rng.random(ranks.size)) / ranks.size
         values = self.scale() * np.exp(self.spread * ndtri(np.clip(share, 1e-9, 1 - 1e-9)))
         return np.clip(np.rint(values), 1, self.limit).astype(np.int64).reshape(prompts, n)
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """Lengths of recorded groups, drawn with replacement, times `scale` and then cut at `limit`."""
-
-    groups: tuple[tuple[int, ...], ...]
-    limit: int
-    scale: float = 1.0
-
-    @staticmethod
-    def of(answers: Sequence[Answer], limit: int, mean: float | None = None) -> Recorded:
-        """mean: of the cut lengths, tokens; None: they keep their scale."""
-        groups: dict[str, list[int]] = defaultdict(list)
-        for answer in answers:
-            groups[answer.group].append(len(answer.response_ids))
-        every = [length for group in groups.values() for length in group]
-        scale = 1.0 if mean is None else _scale(every, limit, mean)
-        return Recorded(tuple(map(tuple, groups.values())), limit, scale)
-
-    def longer(self, factor: float) -> Recorded:
-        """Answers that are longer by a factor."""
-        return replace(self, scale=self.scale * factor)
-
-    @property
-    def mean(self) -> float:
-        every = [min(self.limit, self.scale * length) for group in self.groups for length in group]
-        return sum(every) / len(every)
-
-    def sample(self, prompts: int, n: int, rng: np.random.Generator) -> Int64:
-        """[prompts, n] lengths: n answers of a random group for each prompt."""
-        chosen = rng.integers(len(self.groups), size=prompts)
-        lengths = np.array([rng.choice(self.groups[group], n) for group in chosen])
-        return np.clip(np.rint(self.scale * lengths), 1, self.limit).astype(np.int64)
-
-
-def _scale(lengths: Sequence[int], limit: int, mean: float) -> float:
-    """The factor that gives positive lengths this mean after the cut."""
-    if not 1 <= mean < limit:
-        raise ValueError(f"the mean length {mean:g} must lie between 1 and the limit {limit}")
-    uncut, rest, wanted = sorted(lengths), sum(lengths), mean * len(lengths)
-    while wanted / rest * uncut[-1] > limit:
-        rest -= uncut.pop()
-        wanted -= limit
-    return wanted / rest

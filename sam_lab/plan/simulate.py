@@ -81,7 +81,6 @@ class Engines:
         prompts, answers: for each rank, tokens of its requests in order of arrival.
         slots: requests that a rank runs at once.
         capacity: tokens of keys and values that a rank holds.
-        cached: for each rank, tokens of each prompt that an earlier request has read.
         states: memory of a running request's states, in tokens.
     """
 
@@ -89,7 +88,6 @@ class Engines:
     answers: Sequence[npt.NDArray[np.int64]]
     slots: int
     capacity: float = np.inf
-    cached: Sequence[npt.NDArray[np.int64]] | None = None
     states: float = 0.0
 
     def __post_init__(self) -> None:
@@ -171,8 +169,6 @@ class Engines:
                 running += 1
                 stored += prompt + position
                 tokens += prompt + position
-                if self.cached is not None and not position:
-                    tokens -= self.cached[rank][request]
             longest = max(longest, tokens)
         return cost.prefill * longest
 

@@ -100,17 +100,11 @@ def setup(recipe: Recipe, shape: Shape, threshold: int, k: int, kept: float) -> 
     )
 
 
-def deal(lengths: Int64, ranks: int, routing: str) -> list[Int64]:
+def deal(lengths: Int64, ranks: int) -> list[Int64]:
     """Distribute the answers of a round, lengths [prompts, n], over ranks; all are requested at once.
 
-    routing: `spread`, each answer to the next rank; `sticky`, as sam_core.engines.routing keeps the answers to a prompt
-    together.
+    sam_core.engines.routing keeps the answers to a prompt together.
     """
-    if routing == "spread":
-        order = lengths.ravel()
-        return [order[rank::ranks] for rank in range(ranks)]
-    if routing != "sticky":
-        raise ValueError(f"routing is {routing!r}: choose spread or sticky")
     routes = PromptRoutes()
     given: list[list[int]] = [[] for _ in range(ranks)]
     in_flight = dict.fromkeys(range(ranks), 0)
@@ -122,9 +116,9 @@ def deal(lengths: Int64, ranks: int, routing: str) -> list[Int64]:
     return [np.array(of_rank, np.int64) for of_rank in given]
 
 
-def engines(plan: Setup, lengths: Int64, routing: str = "spread", k: int = 0) -> list[Engines]:
+def engines(plan: Setup, lengths: Int64, k: int = 0) -> list[Engines]:
     """The engines of a round, with their requests and room for drafts of k tokens."""
-    dealt = deal(lengths, plan.ranks, routing)
+    dealt = deal(lengths, plan.ranks)
     groups = [dealt[i : i + plan.data] for i in range(0, plan.ranks, plan.data)]
     prompts = [[np.full(len(answers), plan.prompt_tokens) for answers in group] for group in groups]
     return [

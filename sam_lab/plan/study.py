@@ -7,52 +7,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from sam_lab.cost import Cost, Die, roofline
 from sam_lab.plan.acceptance import Acceptance
-from sam_lab.plan.check import tail_contexts
-from sam_lab.plan.lengths import Int64
-from sam_lab.plan.simulate import Policy
+from sam_lab.plan.lengths import Lengths
+from sam_lab.plan.simulate import Float64, Policy
 from sam_lab.plan.step import SWITCHING, Round, Setup, Tails, engines
 
 THRESHOLDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SEEDS = (0, 1, 2)
-"""Seeds of the lengths for comparing policies and routing: on which engine the longest answer waits is random."""
+"""Seeds of the lengths for comparing policies: on which engine the longest answer waits is random."""
 WORST = 0.1
 """Share of the samples below the lower end of a range; switches are recommended by this end."""
 
 
-class LengthSource(Protocol):
-    """A source of lengths."""
-
-    @property
-    def mean(self) -> float: ...
-
-    def longer(self, factor: float) -> LengthSource: ...
-
-    def sample(self, prompts: int, n: int, rng: np.random.Generator) -> Int64: ...
+def tail_contexts(prompt: int, answers: Sequence[int], slots: int) -> Float64:
+    """[slots + 1], mean thousands of tokens per request while n requests still run; `answers` in ascending order."""
+    contexts = np.zeros(slots + 1)
+    for n in range(1, slots + 1):
+        contexts[n] = (prompt + answers[-min(n, len(answers))]) / 1000
+    return contexts
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a plan.
-
-    together: acceptance if all siblings share an engine; spread: if they are spread over all engines.
-    """
+    """Inputs of a plan."""
 
     plan: Setup
-    lengths: LengthSource
+    lengths: Lengths
     cost: Cost
-    together: Acceptance
-    spread: Acceptance
-    routing: str = "sticky"
-
-    @property
-    def acceptance(self) -> Acceptance:
-        return self.together if self.routing == "sticky" else self.spread
+    acceptance: Acceptance
 
     def varied(self, rng: np.random.Generator, device: Die | None, likely: tuple[float, float]) -> Inputs:
         """These inputs with random costs, acceptance and lengths. likely: bounds of the factor of acceptance."""
@@ -72,8 +59,7 @@ class Inputs:
             )
             cost = roofline(self.plan.shape, self.plan.tensor, self.plan.expert, device, self.plan.eager)
         lengths = self.lengths.longer(float(rng.uniform(0.8, 1.2)))
-        together, spread = self.together.scaled(factor), self.spread.scaled(factor)
-        return replace(self, lengths=lengths, cost=cost, together=together, spread=spread)
+        return replace(self, lengths=lengths, cost=cost, acceptance=self.acceptance.scaled(factor))
 
 
 def seconds_of_step(plan: Setup, longest: float, trained: float) -> tuple[float, float]:
@@ -83,7 +69,7 @@ def seconds_of_step(plan: Setup, longest: float, trained: float) -> tuple[float,
 
 
 def rounds_of(
-    inputs: Inputs, seed: int, pairs: Sequence[tuple[int, int]], auto: bool, progress: Callable[[], None] = lambda: None
+    inputs: Inputs, seed: int, pairs: Sequence[tuple[int, int]], progress: Callable[[], None]
 ) -> dict[Any, Round]:
     """Rounds with the same lengths under `off`, under `batch` with each (threshold, k), and under `auto`."""
     plan, cost = inputs.plan, inputs.cost
@@ -93,7 +79,7 @@ def rounds_of(
     @cache
     def started(k: int) -> tuple[Tails, Tails]:
         """Engines with memory for drafts of k tokens, at their start and in their tails."""
-        loaded = engines(plan, lengths, inputs.routing, k)
+        loaded = engines(plan, lengths, k)
         fresh = Tails(plan, cost, tuple(engine.copy() for engine in loaded), plan.slots)
         return fresh, Tails.of(plan, cost, loaded, max(late, default=plan.threshold))
 
@@ -108,12 +94,11 @@ def rounds_of(
         # ranks that meet in every step draft as soon as few run on them, whatever the others do
         whole = plan.data > 1 or threshold >= plan.slots
         results[threshold, k] = (fresh if whole else tails).run(policy, plan.threshold)
-    if auto:
-        progress()
-        per_rank = np.sort(lengths.ravel())[:: plan.ranks]
-        contexts = tail_contexts([(plan.prompt_tokens, int(a)) for a in per_rank], plan.slots)
-        policy = inputs.acceptance.auto(plan.slots, cost, contexts)
-        results["auto"] = started(room(plan.k))[0].run(policy, plan.threshold)
+    progress()
+    per_rank = np.sort(lengths.ravel())[:: plan.ranks]
+    contexts = tail_contexts(plan.prompt_tokens, per_rank.tolist(), plan.slots)
+    policy = inputs.acceptance.auto(plan.slots, cost, contexts)
+    results["auto"] = started(room(plan.k))[0].run(policy, plan.threshold)
     return results
 
 
@@ -134,7 +119,7 @@ def study(
     thresholds = [t for t in THRESHOLDS if t <= plan.slots]
     grid = sorted({(t, k) for t in thresholds for k in inputs.acceptance.ks if k <= 8} | {current})
     rounds = [
-        rounds_of(inputs, seed, grid, True, partial(progress, f"policies, lengths {number} of {len(SEEDS)}"))
+        rounds_of(inputs, seed, grid, partial(progress, f"policies, lengths {number} of {len(SEEDS)}"))
         for number, seed in enumerate(SEEDS, 1)
     ]
     gains = {
@@ -147,7 +132,7 @@ def study(
     samples: list[dict[Any, dict[str, float]]] = []
     for draw in range(1, draws + 1):
         world = inputs.varied(np.random.default_rng([11, draw]), device, likely)
-        of_world = rounds_of(world, draw, pairs, True, partial(progress, f"world {draw} of {draws}"))
+        of_world = rounds_of(world, draw, pairs, partial(progress, f"world {draw} of {draws}"))
         samples.append({key: _figures(world, of_world, key, draw) for key in keys})
     found = {key: {what: [of[key][what] for of in samples] for what in samples[0][key]} for key in keys}
     best = max(candidates, key=lambda pair: np.quantile(found[pair]["rollout_gain"], [WORST, 0.5]).tolist())
@@ -157,10 +142,6 @@ def study(
         name: {what: np.quantile(of, [WORST, 1 - WORST]).tolist() for what, of in found[key].items()}
         for name, key in chosen.items()
     }
-    routing = {
-        way: _routed(replace(inputs, routing=way), current, partial(progress, f"routing {way}"))
-        for way in ("spread", "sticky")
-    }
     return {
         "figures": figures,
         "ranges": ranges,
@@ -168,19 +149,7 @@ def study(
         "best": best,
         "grid": [{"threshold": t, "k": k, "gain": gains[t, k]} for t, k in grid],
         "auto_gain": gains["auto"],
-        "routing": routing,
         "traces": {name: max(rounds[0][key].traces, key=attrgetter("total")) for name, key in chosen.items()},
-    }
-
-
-def _routed(inputs: Inputs, current: tuple[int, int], progress: Callable[[], None]) -> dict[str, float]:
-    """Seconds of the slowest engine without drafts and with the recipe's switch, with this routing."""
-    results = [rounds_of(inputs, seed, [current], False, progress) for seed in SEEDS]
-    return {
-        "off_s": float(np.mean([of_seed["off"].longest for of_seed in results])),
-        "batch_s": float(np.mean([of_seed[current].longest for of_seed in results])),
-        "imbalance": float(np.mean([of_seed["off"].longest / of_seed["off"].mean for of_seed in results])),
-        "accepted": float(inputs.acceptance.gain[inputs.acceptance.ks.index(inputs.plan.k), -1]),
     }
 
 

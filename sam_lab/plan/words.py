@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan in words: a recommendation, and how memory and traffic grow with dies, prompts and epochs."""
+"""The plan in words: a recommendation."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from typing import Any
 from llm_rl.layout import GIB
 from sam_lab.plan.step import Setup
 
-INDEX = (46.3, 99.4)
-"""Bytes of host memory per token of a running group: with source request alone, with request and group.
-
-See docs/design-sam-core.md.
-"""
+INDEX = 99.4
+"""Bytes of host memory per token of a running group. See docs/design-sam-core.md."""
 MAX_LOSS = 0.02
 """A switch that loses more than this share of the rollout in the worst tenth of the samples is not recommended."""
-TEXT = 4
-"""Bytes per token kept for the history."""
 
 
 def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: float) -> list[str]:
@@ -59,60 +54,15 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
             f"Memory ends before max_num_seqs does: {preempted:,.0f} preemptions per round, each of which reads a "
             "request anew. Lower rollout.max_num_seqs or choose a larger tensor parallel size."
         )
-    routing = result["routing"]
-    if routing["sticky"]["batch_s"] < 0.98 * routing["spread"]["batch_s"]:
-        advice.append(
-            f"Send a prompt's answers to one engine (the recipes do): "
-            f"{routing['spread']['batch_s'] / routing['sticky']['batch_s']:.3f} times as fast per round."
-        )
-    elif routing["sticky"]["batch_s"] > 1.02 * routing["spread"]["batch_s"]:
-        advice.append(
-            f"Spread a prompt's answers: kept together they make the slowest engine slower by "
-            f"{100 * (routing['sticky']['batch_s'] / routing['spread']['batch_s'] - 1):.1f} %, more than the siblings' "
-            "text gains."
-        )
-    need = growth(plan, mean)["index_bytes_engine"]
+    running = min(math.ceil(plan.gen_prompts * plan.n / plan.ranks), plan.slots)
+    at_once = math.ceil(running / plan.n) * plan.n * (plan.limit + plan.prompt_tokens)
+    need = INDEX * min(at_once, plan.gen_prompts * plan.n * (mean + plan.prompt_tokens) / plan.ranks)
     if need > memory_bytes:
         advice.append(
             f"Raise sam_options.memory_bytes: the groups that run on an engine need about {need / GIB:.1f} GiB of host "
             f"memory, {memory_bytes / GIB:.1f} are allowed, and requests without an index do not draft."
         )
     return advice
-
-
-def growth(plan: Setup, mean: float) -> dict[str, float]:
-    """Quantities that grow with the prompts and answers per round and rank, the prompts of an epoch, or the dies."""
-    tokens = plan.gen_prompts * plan.n * (mean + plan.prompt_tokens)
-    running = min(math.ceil(plan.gen_prompts * plan.n / plan.ranks), plan.slots)
-    groups = math.ceil(running / plan.n)
-    longest = plan.limit + plan.prompt_tokens
-    return {
-        "tokens_round": tokens,
-        "index_bytes_engine": INDEX[1] * min(groups * plan.n * longest, tokens / plan.ranks),
-        "index_bytes_engine_request_only": INDEX[0] * min(running * longest, tokens / plan.ranks),
-        "history_bytes_thousand_prompts": TEXT * 1000 * plan.n * mean,
-        "history_bytes_engine_step": TEXT * tokens * plan.rounds / plan.ranks,
-        "siblings_an_engine_spread": plan.n / plan.ranks,
-    }
-
-
-def growing(plan: Setup, mean: float) -> list[str]:
-    """`growth` in words."""
-    g = growth(plan, mean)
-    return [
-        f"index: about {g['index_bytes_engine'] / GIB:.2f} GiB of host memory per engine at {INDEX[1]} bytes per "
-        "token, for the groups that run at once at full length or for the whole round, whichever is less "
-        f"({g['index_bytes_engine_request_only'] / GIB:.2f} GiB at {INDEX[0]} bytes with source request alone); grows "
-        "with max_num_seqs, answers per prompt and length",
-        f"history: {g['history_bytes_engine_step'] / (1 << 20):,.0f} MiB of text per engine and training step at "
-        f"{TEXT} bytes per token, {g['history_bytes_thousand_prompts'] / GIB:.2f} GiB in all for 1,000 prompts; grows "
-        "with the prompts of an epoch, and by the same amount with each epoch that is kept",
-        "traffic: none between engines; a prompt that returns to another engine finds no history there, so a history "
-        f"that follows its prompt would move {TEXT * plan.n * mean / 1e6:.1f} MB per prompt",
-        f"routing: {plan.ranks} engines; if the answers to a prompt are spread, "
-        f"{g['siblings_an_engine_spread']:.2g} of {plan.n} meet on one engine, fewer with more "
-        f"{plan.unit}s; if routing is sticky, all meet",
-    ]
 
 
 def _saving(result: dict[str, Any], name: str) -> str:

@@ -34,11 +34,11 @@ def test_replay_prints_a_table_and_writes_the_same_figures(answers, tmp_path):
     assert done.returncode == 0 and done.stderr == ""
     written = json.loads((tmp_path / "o").read_text())
     assert [(r["context"], r["k"]) for r in written] == [("request", 2), ("request", 6), ("history", 2), ("history", 6)]
-    table = [line.split() for line in done.stdout.splitlines()[1:] if not line.startswith("geometric")]
+    table = [line.split() for line in done.stdout.splitlines()[1:]]
     for result, row in zip(written, table, strict=True):
         assert row[:3] == ["a.jsonl", result["context"], f"k={result['k']}"] and float(row[3]) > 1
         assert float(row[3]) == pytest.approx(result["tokens_per_step"], abs=6e-4)
-        assert result["drafter"] == {"rule": "newest"} and result["by_source"]["request"]["drafts"] > 0
+        assert result["drafter"] == {"rule": "newest"}
 
 
 def test_command_without_its_packages_is_refused(capsys, monkeypatch):
@@ -55,8 +55,6 @@ def test_limits_reach_the_draw(answers, tmp_path):
     ("words", "sentence"),
     [
         (["--rule", "best"], "best"),
-        (["--rule", "oldest_full", "--tree", "8"], "--rule oldest_full drafts no trees: leave --tree out"),
-        (["--rule", "suffix-device", "--min-prob", "0.1"], "suffix-device is not sam_core's and takes no options"),
         (["--k", "99"], "k is 99: it must lie between 0 and 64"),
         (["--min-prob", "2"], "argument --min-prob: invalid probability value: '2'"),
         (["--json", "absent/o.json"], "absent/o.json: No such file or directory"),

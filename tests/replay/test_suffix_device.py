@@ -3,21 +3,17 @@
 
 import numpy as np
 import pytest
-from recording import line, write
 
 from sam_lab.cost import Cost
 from sam_lab.evidence.arms import make
 from sam_lab.evidence.devices import Device
 from sam_lab.evidence.rollout import column, roll_out
-from sam_lab.recordings import Answer, make_scopes, read_answers
-from sam_lab.replay import replay
+from sam_lab.recordings import Answer
 from sam_lab.suffix_device import (
     CAPACITY,
     HALF_LIFE,
     AcceptedByClass,
-    Corpus,
     SuffixDevice,
-    SuffixDeviceDrafter,
     SuffixDraft,
 )
 
@@ -28,7 +24,7 @@ def text_of(*tokens):
 
 def draft(text, k, *ended, depth=24, capacity=CAPACITY):
     """With these answers in the corpus."""
-    method = SuffixDevice(depth, Corpus(capacity))
+    method = SuffixDevice(depth, capacity)
     for answer in ended:
         method.end(text_of(*answer), 0)
     return tuple(method.draft([text_of(*text)], k)[0])
@@ -82,7 +78,7 @@ def test_the_oldest_answers_are_overwritten():
 
 
 def test_the_end_of_a_prompt_is_kept():
-    method = SuffixDevice(corpus=Corpus())
+    method = SuffixDevice()
     method.end(text_of(1, 2, 90, 91, 92, 7, 8, 9), 5)
     drafts = method.draft([text_of(60, 61, 90, 91, 92), text_of(1, 2)], 3)
     assert [each.tokens for each in drafts] == [[7, 8, 9], []]
@@ -111,11 +107,3 @@ def test_the_budget_gains_most_tokens_a_second(a_row, drafted):
     steps, _ = roll_out([answer], make("suffix-device:3", lambda: 0.0, device=device), 1)
     found = column(steps, "drafted").tolist()
     assert next((n for n in found if n), 0) == drafted and len(steps) == len(found) < 9 - (drafted > 0)
-
-
-def test_siblings_are_seen_when_they_have_ended(tmp_path):
-    rows = [line("p", range(100, 120)), line("p", range(100, 120))]
-    answers = read_answers(write(tmp_path / "a.jsonl", rows))
-    contexts = ("request", "group", "sequential")
-    found = [replay(SuffixDeviceDrafter(), make_scopes(answers, context), context, 3) for context in contexts]
-    assert [figures["accepted"] for figures in found] == [0, 0, 15]

@@ -62,7 +62,7 @@ def test_every_arm_gives_the_recorded_answers(tmp_path, capsys, monkeypatch, wor
         assert (values["drafted"] > 0) == (values["accepted"] > 0) == drafts, name
         assert (values["engine_steps"] < arms[against]["engine_steps"]) == drafts, name
     assert (tmp_path / "engine-replay.png").stat().st_size > 10_000
-    assert json.loads((tmp_path / "learned.json").read_text())["cost"]["counts"][0]
+    assert Records(tmp_path / "runs.jsonl", json.loads((tmp_path / "runs.jsonl").open().readline()), True).learned
 
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setitem(sys.modules, "sam_lab.engine_replay.engine", None)
@@ -88,7 +88,7 @@ def test_a_run_that_was_killed_in_its_line_is_run_again(tmp_path):
 
 
 def test_a_wrong_answer_and_an_arm_that_is_silent_are_named(tmp_path, capsys):
-    step = {"context": 9, "prefill": False, "s": 1.0, "sample_s": 0.1, "draft_s": 0.0, "running": 1, "rows": 1}
+    step = {"context": 9, "prefill": False, "s": 1.0, "running": 1, "rows": 1}
     step |= {"drafted": 0, "emitted": 1, "gaining": 1}
     runs = [{"arm": arm, "batch": 0, "wrong": wrong, "steps": [step]} for arm, wrong in (("plain", []), ("auto", [3]))]
     result = report(runs, 8, tmp_path, {})

@@ -99,11 +99,6 @@ class ArcticBatch:
         speculate = self.trees.speculate
         return [speculate(row, text[start : self.at], k).token_ids for row, text in enumerate(self.table)]
 
-    def tree(self, n):
-        start = max(self.at - DEPTH, 0)
-        speculate = self.trees.speculate
-        return [speculate(row, text[start : self.at], n, use_tree_spec=True) for row, text in enumerate(self.table)]
-
     def bytes(self):
         """Bytes of the requests' own trees, and of the tree that they share."""
         local = sum(tree.estimate_memory() for tree in self.trees._local_trees.values())
