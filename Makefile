@@ -16,7 +16,7 @@ tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo evidence docs test test-all test-quick test-wheels test-ansible test-bed test-bed-long test-image wheels bench bench-asynchronous device-costs test-mutants site lint lock clean
+.PHONY: help demo evidence docs test test-all test-quick test-wheels test-ansible test-bed test-bed-long test-image wheels bench bench-asynchronous bench-sampler device-costs test-mutants site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -100,6 +100,10 @@ evidence: ## gain of all ways to speculate on the shipped answers, with cost mod
 bench-asynchronous: ## acceptance of drafts made one step late and completed on the device, against the targets (minutes)
 	ci/setup-env bench
 	.venvs/bench/bin/python -m sam_lab bench-asynchronous $(BENCH)
+
+bench-sampler: ## time, operations and synchronisations of our verification and vllm-ascend's, against the targets (minutes)
+	ci/setup-env vllm-0.11
+	.venvs/vllm-0.11/bin/python -m sam_lab bench-sampler $(BENCH)
 
 device-costs: known-pin-set ## waits, slow operators and launches of a step on a 910C, with drafts and without (minutes)
 	ci/setup-env $(PIN)

@@ -20,6 +20,7 @@ COMMANDS = {
     "switch-worlds": ("sam_lab.switch_worlds.command", "run switch auto in random worlds"),
     "bench": ("sam_lab.bench.command", "measure sam_core and other drafters, against its targets"),
     "bench-asynchronous": ("sam_lab.bench.asynchronous", "measure drafts made one step late, against their targets"),
+    "bench-sampler": ("sam_lab.bench.sampler", "measure verification and vllm-ascend's, against its targets"),
 }
 
 

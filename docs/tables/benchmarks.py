@@ -122,7 +122,6 @@ TABLES = {
         "requests | ms: 0.11 | 0.13 | `rejection` | `seeded` | operators/waits/AICPU: 0.11 | 0.13 | "
         "`rejection` | `seeded`",
         "batch | 0.11 ms | 0.13 ms | rejection ms | seeded ms | 0.11 | 0.13 | rejection | seeded",
-        commands=False,
     ),
     "bench-asynchronous": Table(
         ("bench-asynchronous",),

@@ -44,7 +44,8 @@ def test_targets_do_without_it(retired):
     text = (tree / "Makefile").read_text()
     targets = re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE)
     assert {"demo", "test", "test-quick", "lint", "test-mutants"} < set(targets)
-    planned = run("make", "-n", *targets, cwd=tree)
+    others = sorted(set(targets) - {"bench-sampler"})  # it times the loops of the article's release
+    planned = run("make", "-n", *others, cwd=tree)
     assert name not in planned
     default = default_without(name)
     assert f"ci/setup-env {default}" in planned
