@@ -22,6 +22,7 @@ from sam_core.console import Progress
 from sam_core.files import write_json
 
 from sam_lab.cli import check_outputs, non_negative, positive
+from sam_lab.evidence import devices
 from sam_lab.switch_worlds import acceptance
 from sam_lab.switch_worlds.world import ARMS, THRESHOLD, Scenario, play
 
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seed of the first world; the next one has the next seed (default 0)",
     )
+    add("--device", choices=devices.NAMES, metavar="DEVICE", help=f"costs of a device: {', '.join(devices.NAMES)}")
     add("--json", type=Path, metavar="OUT", help="write all worlds here")
 
 
@@ -51,8 +53,9 @@ def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
         never: number of worlds in which drafts never pay.
         plain: [median, smallest] throughput of auto over plain decoding in these worlds.
         gain: [median, 99th percentile] of the oracle's throughput over plain decoding.
+    host: mean seconds per step that the switch itself takes, measured.
     """
-    figures: dict[str, Any] = {"worlds": len(worlds)}
+    figures: dict[str, Any] = {"worlds": len(worlds), "host": float(np.mean([w["host"] for w in worlds]))}
     for kind, busy in (("quiet", False), ("busy", True)):
         figures[kind] = _figures([world for world in worlds if world["busy"] == busy])
     return figures
@@ -82,9 +85,10 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args, "json")
     records = acceptance.load()
     worlds = []
+    cost = devices.devices([args.device])[0].cost if args.device else None
     progress, start = Progress(), time.monotonic()
     for seed in range(args.seed, args.seed + args.worlds):
-        worlds.append({"seed": seed} | play(Scenario(seed, records)))
+        worlds.append({"seed": seed} | play(Scenario(seed, records, cost)))
         progress.show(f"{len(worlds)} of {args.worlds} worlds, {time.monotonic() - start:.0f} s")
     progress.clear()
     figures = summary(worlds)
@@ -103,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
         if of["never"]:
             print("; auto has {:.3f} of plain decoding, in the worst {:.3f}".format(*of["plain"]), end="")
         print()
+    print(f"the switch itself takes {1e6 * figures['host']:.0f} us per step")
     if args.json:
         write_json(args.json, figures | {"each": worlds})
     return 0

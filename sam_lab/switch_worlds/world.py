@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from sam_core.budget import choose
 from sam_core.switch import AutoSwitch
 
+from sam_lab.cost import Cost
 from sam_lab.switch_worlds.acceptance import Record
 
 Float64 = npt.NDArray[np.float64]
@@ -66,13 +68,29 @@ class Curve:
         return rows + self.context * (contexts.sum() + self.read) + self.draft_context * float(given @ contexts)
 
 
+@dataclass(frozen=True)
+class Clocked(Curve):
+    """The cost of a device of the command `evidence`: f is at least the host's time to launch a step."""
+
+    cost: Cost | None = None
+
+    @staticmethod
+    def of(cost: Cost) -> Clocked:
+        return Clocked(0, 0, 0, np.empty(0), cost.context, cost.draft_context, cost.verify, cost=cost)
+
+    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
+        assert self.cost
+        return self.cost.rows_cost(np.asarray(rows, float) + self.prompt_rows)
+
+
 class Scenario:
     """Everything that a seed determines: costs and when they change, bursts, drift, noise; requests; drafts.
 
+    device: if given, the cost of its steps, of which only the speed changes.
     busy: whether the machine does other work too, which changes the time of each step.
     """
 
-    def __init__(self, seed: int, records: Sequence[Record]) -> None:
+    def __init__(self, seed: int, records: Sequence[Record], device: Cost | None = None) -> None:
         rng = self.rng = np.random.default_rng(seed)
 
         def between(low: float, high: float) -> float:
@@ -93,8 +111,9 @@ class Scenario:
         self.prompt = between(30, 6000)
         self.chunk = int(rng.choice([2048, 8192]))
         # the machine
-        self.form = str(rng.choice(["flat", "linear", "knee"]))
-        self.sizes = SIZES.get(str(rng.choice(["none", *SIZES])), [])
+        form = str(rng.choice(["flat", "linear", "knee"]))
+        pads = str(rng.choice(["none", *SIZES]))
+        self.form, self.pads = form, pads
         self.plain = between(0.004, 0.1)
         self.share = float(rng.uniform(0, 0.5) if maybe(0.7) else 0.0)
         self.draft_share = float(rng.uniform(0, 0.6))
@@ -102,42 +121,51 @@ class Scenario:
         self.spikes = float(rng.uniform(0, 0.02)) if maybe(0.5) else 0.0
         n = self.steps
         log_speed = np.zeros(n)
+        self.bursts = self.drift = 0.0
         if maybe(0.35):
-            bursts = float(rng.uniform(1.3, 3))
+            self.bursts = float(rng.uniform(1.3, 3))
             every, longest = between(100, 2000), between(5, 60)
             at = 0
             while (at := at + 1 + int(rng.exponential(every))) < n:
-                log_speed[at : at + 1 + int(rng.exponential(longest))] = np.log(bursts)
+                log_speed[at : at + 1 + int(rng.exponential(longest))] = np.log(self.bursts)
         if maybe(0.3):
-            drift = float(rng.uniform(0.05, 0.4))
-            log_speed += drift * np.sin(2 * np.pi * (np.arange(n) / between(400, 4000) + rng.random()))
-        self.curves = [self._curve()]
+            self.drift = float(rng.uniform(0.05, 0.4))
+            log_speed += self.drift * np.sin(2 * np.pi * (np.arange(n) / between(400, 4000) + rng.random()))
+        self.curves = [self._curve(form, pads)]
         self.which = np.zeros(n, int)
-        changes = int(rng.integers(1, 4)) if maybe(0.3) else 0
-        for at in np.sort(rng.integers(n // 10, n, changes)):
+        self.changes = int(rng.integers(1, 4)) if maybe(0.3) else 0
+        for at in np.sort(rng.integers(n // 10, n, self.changes)):
             log_speed[at:] += np.log(between(0.25, 4))
             if maybe(0.5):
-                self.curves.append(self._curve())
+                self.curves.append(self._curve(form, pads))
             self.which[at:] = len(self.curves) - 1
         self.slow = np.exp(log_speed)
         # a second generator, so that the values above do not depend on these
         more = np.random.default_rng([seed, 1])
-        verify = float(more.uniform(0.1, 1)) * self.plain if more.random() < 0.25 else 0.0
-        self.curves = [replace(curve, verify=verify) for curve in self.curves]
+        self.verify = float(more.uniform(0.1, 1)) * self.plain if more.random() < 0.25 else 0.0
+        self.curves = [replace(curve, verify=self.verify) for curve in self.curves]
         self.busy = bool(more.random() < 0.1)
         if self.busy:
             self.noise = float(more.uniform(0.1, 0.8))
+        if device:
+            self.curves = [Clocked.of(device)] * len(self.curves)
 
-    def _curve(self) -> Curve:
+    def _curve(self, form: str, pads: str) -> Curve:
         """A curve on which a plain step of `most` requests takes self.plain seconds, a share of it for contexts."""
-        rng, form = self.rng, self.form
+        rng = self.rng
         usual = self.most * (self.prompt + self.answer / 2) / 1000
         rows = self.plain * (1 - self.share)
         knee = float(np.exp(rng.uniform(0, np.log(1024)))) if form == "knee" else 1.0
         shares = {"flat": rng.uniform(0, 0.1), "linear": min(1, rng.uniform(0.1, 1.3)), "knee": rng.uniform(0.3, 1)}
         fixed, row = rows * (1 - shares[form]), rows * shares[form] / max(knee, self.most)
         context = self.plain * self.share / usual
-        return Curve(fixed, row, knee, np.array(self.sizes, float), context, context * self.draft_share)
+        return Curve(fixed, row, knee, np.array(SIZES.get(pads, []), float), context, context * self.draft_share)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        names = "steps k most serving asked answer prompt chunk form pads busy "
+        names += "plain share noise spikes bursts drift changes verify"
+        return {name: getattr(self, name) for name in names.split()} | {"record": self.record.name}
 
 
 class _Requests:
@@ -223,16 +251,20 @@ def play(world: Scenario) -> dict[str, Any]:
             `best`, the drafts of an oracle that knows costs and acceptance, but expects the prompt tokens of the latest
             steps, as drafts are chosen before a step is scheduled; `foresight`, those of an oracle that knows the
             prompts too; `plain`, no drafts; `batch`, those of switch `batch`. All are expected values without noise.
-        busy: see Scenario.
+        drafted: verified draft tokens of `auto`.
+        host: mean seconds per step that the switch itself took on this processor.
     """
     rng, k = world.rng, world.k
     clock = [0.0]
-    switch = AutoSwitch(k, logging.getLogger("switch-worlds"), lambda: clock[0], world.sizes)
+    graph_sizes = SIZES.get(world.pads, [])
+    switch = AutoSwitch(k, logging.getLogger("switch-worlds"), lambda: clock[0], graph_sizes)
+    host = 0.0
     requests = _Requests(world)
     seconds = dict.fromkeys(ARMS, 0.0)
     noise = np.exp(world.noise * rng.standard_normal(world.steps))
     noise *= np.where(rng.random(world.steps) < world.spikes, rng.uniform(2, 6, world.steps), 1)
     chosen = np.zeros(world.most, np.int32)
+    drafted = 0
     latest: deque[int] = deque([0], maxlen=switch.PROMPT_WINDOW)
     reading = False
     for step in range(world.steps):
@@ -254,16 +286,19 @@ def play(world: Scenario) -> dict[str, Any]:
             likely = [tokens for tokens in latest if tokens or not reading]
             for name, cost in _judge(truth, n, contexts, curve, with_prompts, likely, len(slots)).items():
                 seconds[name] += world.slow[step] * cost
+        drafted += int(n.sum())
         latest.append(prompts)
         reading = bool((requests.unread[read] > 0).any())
         accepted = ((rng.random(len(decoding))[:, None] < truth) & (np.arange(k) < n[:, None])).sum(1)
         tokens = requests.write(slots, decoding, read, accepted)
         scores = requests.scores(slots) * (tokens[:, None] > 0)
+        begin = time.thread_time()
         chosen[slots] = _draft(switch, slots, tokens, len(decoding) + int(n.sum()) + prompts, requests, scores)
+        host += time.thread_time() - begin
         for slot in requests.end(slots):
             chosen[slot] = 0
             switch.forget(int(slot))
-    return {"seconds": seconds, "busy": world.busy}
+    return {"seconds": seconds, "drafted": drafted, "host": host / world.steps} | world.facts
 
 
 def _draft(
