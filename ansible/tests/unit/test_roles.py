@@ -31,9 +31,30 @@ PINS = {"name": "p", "module": {name: {"recorded": {"patched_tree": tree}} for n
 
 def named(settings, *variables):
     """Variables of role container_image, templated by Ansible."""
-    values = {"pin_set": "p", "container_image_source": {"tree": "a" * 40}, "container_image_archive": "", **settings}
+    values = {"pin_set": "p", "container_image_source": {"stdout": "a" * 40}, "container_image_archive": "", **settings}
     values = read("container_image/vars/main.yml") | {"install_root": "/o", "container_image_backend": "fsdp"} | values
     return [rendered(f"container_image_{name}", **values) for name in variables]
+
+
+def test_sources_are_packed_as_they_are_on_disk(play, tmp_path):
+    """The same ones once, by their tree's id; what git does not track is left out."""
+    names = ["LICENSE", "NOTICE", "ci/a", "llm_rl/a", "patches/a", "pyproject.toml", "sam_core/a", "sam_lab/a"]
+    for name in (*names, "ci/new", "other"):
+        (tmp_path / "repository" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "repository" / name).write_text("1")
+    pack = [{"tasks": [{"include_role": {"name": "container_image", "tasks_from": "pack"}}]}]
+    repository = str(tmp_path / "repository")
+    status, said = play(pack, repository=repository)
+    assert status == 2 and f"{repository} cannot be packed (fatal: not a git repository" in said
+    for words in (["init", "-q"], ["add", "other", *names]):
+        subprocess.run(["git", "-C", repository, *words], check=True)
+    archives = tmp_path / "repository/.cache/ansible"
+    for text, count in (("1", 1), ("1", 1), ("2", 2)):
+        (tmp_path / "repository/ci/a").write_text(text)
+        assert play(pack, repository=repository)[0] == 0 and len([*archives.iterdir()]) == count
+    with tarfile.open(max(archives.iterdir(), key=lambda path: path.stat().st_mtime_ns)) as archive:
+        assert [name for name in archive.getnames() if "." in name or not archive.getmember(name).isdir()] == names
+        assert archive.extractfile("ci/a").read() == b"2"
 
 
 RUN = {"recipe": "r", "cluster_address": "1", "ray_port": 2, "install_root": "/o", "recipe_launch_run": "a"}
