@@ -11,7 +11,7 @@ from run_folders import edit_steps, write_run
 
 from llm_rl.reports.__main__ import main
 
-PICTURES = ("acceptance", "drafts", "rollout", "times", "training")
+PICTURES = ("acceptance", "rollout", "times", "training")
 
 
 def report(folder, *arms):
