@@ -11,7 +11,6 @@ This is the operator check of the article (section 2.1), which reports differenc
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -92,22 +91,6 @@ def summary(comparison: dict[str, Any], bound: float) -> dict[str, Any]:
     }
 
 
-def read_prompts(path: Path | None, model: str) -> list[list[int]]:
-    """Token ids of the prompts in a JSONL file (`prompt_token_ids` or `prompt` in each line), or of QUESTIONS."""
-    rows: list[dict] = [{"prompt": text} for text in QUESTIONS]
-    if path is not None:
-        try:
-            rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-        except (OSError, ValueError) as error:
-            raise UserError(f"--prompts {path} cannot be read: {error}") from None
-    if not rows or not all(isinstance(row, dict) and {"prompt", "prompt_token_ids"} & set(row) for row in rows):
-        raise UserError(f"--prompts {path} must have `prompt` (a text) or `prompt_token_ids` in every line")
-    if all("prompt_token_ids" in row for row in rows):
-        return [row["prompt_token_ids"] for row in rows]
-    tokenizer = load_tokenizer(model)
-    return [row.get("prompt_token_ids") or tokenizer(row["prompt"])["input_ids"] for row in rows]
-
-
 def answer(args: argparse.Namespace, prompts: list[list[int]], k: int) -> tuple[list[GeneratedAnswer], dict[str, int]]:
     """Greedy answers of a new engine, and its draft token counts.
 
@@ -133,7 +116,6 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m llm_rl.check_operators", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add_engine_arguments(parser, batch=8, dtypes=BOUNDS)
-    parser.add_argument("--prompts", type=Path, help="JSONL with prompt or prompt_token_ids; default: four questions")
     parser.add_argument("--k", type=int, default=3, help="drafted tokens per step (default 3)")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each answer (default 256)")
     parser.add_argument("--bound", type=float, help=f"largest difference allowed, nats; default by dtype: {BOUNDS}")
@@ -144,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
         at_least(args, k=1, tokens=1, batch=1, tensor_parallel=1)
         args.out.mkdir(parents=True, exist_ok=True)
         check_output(args.out / "check-operators.json")
-        prompts = read_prompts(args.prompts, args.model)
+        prompts = load_tokenizer(args.model)(list(QUESTIONS))["input_ids"]
         print(f"decoding {len(prompts)} answers without speculation", flush=True)
         decoded, _ = answer(args, prompts, 0)
         print("verifying the same tokens as drafts", flush=True)

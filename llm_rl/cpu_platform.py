@@ -56,23 +56,10 @@ class PlatformCPU(PlatformBase):
     def device_count(self):
         return 1
 
-    def set_device(self, device_index):
-        pass
-
-    def synchronize(self, device_index=None):
-        pass
-
     def manual_seed(self, seed):
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed):
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings):
-        pass
-
-    def empty_cache(self):
-        pass
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index=0):
         return None, None
@@ -87,11 +74,10 @@ class PlatformCPU(PlatformBase):
     def nvtx_range(self, msg):
         yield
 
-    def profiler_start(self):
-        pass
+    def _nothing(self, *args, **kwargs):
+        return None
 
-    def profiler_stop(self):
-        pass
+    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = _nothing
 
     def ray_resource_name(self):
         return "GPU"
@@ -101,9 +87,6 @@ class PlatformCPU(PlatformBase):
 
     def is_ipc_supported(self):
         return False
-
-    def cudart(self):
-        return None
 
 
 def _accept_gloo_twice() -> None:

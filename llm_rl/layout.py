@@ -32,11 +32,10 @@ class RolloutMemory:
     """Memory of a device while it generates, in GiB, and the load of an engine.
 
     pinned: host memory of a device's weights while the engine sleeps; states: a request's states in layers that keep
-    one; sequence, worst: KV cache and states of one sequence of maximum length, and of max_num_seqs of them; requests:
-    requests per engine and round, served in `waves`.
+    one; sequence: KV cache and states of one sequence of maximum length; requests: requests per engine and round,
+    served in `waves`.
     """
 
-    engines: int
     weights: float
     communicators: float
     pinned: float
@@ -44,7 +43,6 @@ class RolloutMemory:
     kv: float
     states: float
     sequence: float
-    worst: float
     full_sequences: float
     mean_tokens: float
     requests: int
@@ -172,7 +170,6 @@ def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> RolloutMe
     engines = recipe.rollout_dies // tp
     requests = -(-recipe.data.gen_batch_size * recipe.rollout.n // engines)
     return RolloutMemory(
-        engines=engines,
         weights=weights,
         communicators=of_groups,
         pinned=_pinned(recipe, model),
@@ -180,7 +177,6 @@ def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> RolloutMe
         kv=kv,
         states=states,
         sequence=sequence,
-        worst=recipe.rollout.max_num_seqs * sequence,
         full_sequences=kv / sequence,
         mean_tokens=(kv / recipe.rollout.max_num_seqs - states) / token,
         requests=requests,

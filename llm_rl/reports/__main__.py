@@ -17,7 +17,6 @@ from pathlib import Path
 from sam_core.files import replacing
 
 from llm_rl.errors import UserError
-from llm_rl.reports.accuracy import read as read_accuracy
 from llm_rl.reports.answers import compare_answers, read_answers
 from llm_rl.reports.compare import ARMS, NAMES, arms_of, busy_loads, summarize
 from llm_rl.reports.pages import markdown, page, text_table, words
@@ -35,11 +34,10 @@ def load(folders):
     return summarize(runs, sampled), runs
 
 
-def write(out, summary, runs, accuracy=(), article=False, inputs=()):
+def write(out, summary, runs, article=False):
     """Write the report to the folder `out`, all or nothing.
 
-    article: whether to add the article's curves; inputs: files that must not be overwritten. Raises ValueError or
-    OSError if the report cannot be written.
+    article: whether to add the article's curves. Raises ValueError or OSError if the report cannot be written.
     """
     from llm_rl.reports.pictures import draw
 
@@ -47,13 +45,13 @@ def write(out, summary, runs, accuracy=(), article=False, inputs=()):
     for language, suffix in (("en", ""), ("zh", ".zh")):
         other = {"中文": "report.zh.html"} if language == "en" else {"English": "report.html"}
         pictures = draw(summary, runs, language, article)
-        text = markdown(summary, language, accuracy, article)
+        text = markdown(summary, language, article)
         files |= pictures | {f"report{suffix}.md": text.encode()}
         files[f"report{suffix}.html"] = page(text, language, pictures, other).encode()
     (out / "pictures").mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         for name, data in files.items():
-            stack.enter_context(replacing(out / name, inputs)).write_bytes(data)
+            stack.enter_context(replacing(out / name)).write_bytes(data)
 
 
 def main(argv=None):
@@ -63,8 +61,6 @@ def main(argv=None):
     report.add_argument("--off", type=Path, required=True, metavar="RUN_DIR", help="the run without speculation")
     for arm in ARMS:
         report.add_argument(f"--{arm}", type=Path, metavar="RUN_DIR", help=f"the run with {NAMES[arm]}")
-    evaluated = "files written by `llm_rl.evaluation compare --out`"
-    report.add_argument("--accuracy", type=Path, nargs="+", default=[], metavar="FILE", help=evaluated)
     report.add_argument("--article", action="store_true", help="add the article's curves to the pictures")
     report.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the report")
     args = parser.parse_args(argv)
@@ -73,9 +69,8 @@ def main(argv=None):
         parser.error("a run with speculation is needed with --off: give --on RUN_DIR, --auto RUN_DIR, or both")
     try:
         summary, runs = load(folders)
-        accuracy = [read_accuracy(path) for path in args.accuracy]
         try:
-            write(args.out, summary, runs, accuracy, args.article, args.accuracy)
+            write(args.out, summary, runs, args.article)
         except OSError as error:
             raise UserError(f"the report cannot be written to {args.out}: {error.strerror}") from None
         except ValueError as error:

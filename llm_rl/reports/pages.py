@@ -28,12 +28,12 @@ code { background: #f4f4f4; padding: 0 0.2em; overflow-wrap: anywhere; }
 """
 
 
-def markdown(summary, language, accuracy=(), article=False):
+def markdown(summary, language, article=False):
     """The report as Markdown.
 
-    summary: from compare.summarize; accuracy: from accuracy.read; article: whether to mention the article's curves.
+    summary: from compare.summarize; article: whether to mention the article's curves.
     """
-    text = _template(language).make_module(variables(summary, accuracy, article)).report()
+    text = _template(language).make_module(variables(summary, article)).report()
     return re.sub(r"\n{3,}", "\n\n", str(text)).strip() + "\n"
 
 
@@ -87,7 +87,7 @@ def _template(language):
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
-    environment.filters |= {"table": table, "relabel": relabel, "evaluation_row": evaluation_row}
+    environment.filters |= {"table": table, "relabel": relabel}
     environment.globals["say"] = speech(language)
     return environment.get_template("report.md.jinja")
 
@@ -107,30 +107,14 @@ def relabel(rows, labels):
     return [[labels[row[0]] if isinstance(labels, dict) else labels.format(row[0]), *row[1:]] for row in rows]
 
 
-def evaluation_row(evaluation):
-    """All cells of an evaluation's row except the last."""
-    difference = evaluation["difference"]
-    cells = [
-        evaluation["name"],
-        f"{evaluation['questions']} x {evaluation['answers_to_each']}",
-        f"{evaluation['temperature']:g}",
-        f"{100 * evaluation['off']['value']:.1f}",
-        f"{100 * evaluation['on']['value']:.1f}",
-        f"{100 * difference['value']:+.1f}",
-        f"{100 * difference['low']:+.1f} .. {100 * difference['high']:+.1f}",
-        f"{evaluation['p_value']:.2g}",
-    ]
-    return _line(cells)
-
-
-def variables(summary, accuracy, article=False):
+def variables(summary, article=False):
     """The variables of the template; rows are lists of cells.
 
     summary; arms, others: all runs of the summary, and those with speculation, each with its `name`; loads: machine
     load if it was busy; same_noise: whether all runs logged answers sampled by seed; engine_logged: whether all have
     engine logs; quoted: the article's times if it has this recipe; article: the article's curves in the pictures, or
     None; figures, times, gains, positions, drafts, training, differences, facts: rows; costs, sampled: rows by name of
-    the run; trees: tree ids; evaluations.
+    the run; trees: tree ids.
     """
     arms = [summary[arm] | {"name": NAMES[arm]} for arm in arms_of(summary)]
     others = arms[1:]
@@ -155,7 +139,6 @@ def variables(summary, accuracy, article=False):
         "training": _training(arms, summary["steps"]),
         "differences": _differences(arms),
         "sampled": {arm["name"]: _sampled(arm["sampled"]) for arm in others if arm["sampled"]},
-        "evaluations": accuracy,
         "article": CURVES if article else None,
         "facts": _facts(arms),
         "trees": ", ".join(f"{module} `{tree}`" for module, tree in summary["tree_ids"].items()),

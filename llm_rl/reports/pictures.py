@@ -19,7 +19,6 @@ MIN_STEPS = 10
 """Medians of fewer engine steps are only in the table."""
 ARTICLE = {"off": ("#000000", ":"), "on": ("#009e73", "--")}
 """Colours and lines of the article's curves."""
-SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corpus": "#cc79a7", "common": "#56b4e9"}
 
 
 def draw(summary, runs, language, article=False):
@@ -31,11 +30,8 @@ def draw(summary, runs, language, article=False):
     fill = {"times": _times, "training": _training}
     if all(summary[arm]["step_costs"] for arm in arms_of(summary)):
         fill["rollout"] = _rollout
-    others = [summary[arm] for arm in arms_of(summary)[1:]]
-    if any(arm["positions"] for arm in others):
+    if any(summary[arm]["positions"] for arm in arms_of(summary)[1:]):
         fill["acceptance"] = _acceptance
-    if any(arm["by_source"] for arm in others):
-        fill["drafts"] = _drafts
     return {
         f"pictures/{name}{say('', '.zh')}.svg": _draw(part, say, summary, runs, article) for name, part in fill.items()
     }
@@ -226,39 +222,6 @@ def _acceptance(axes, say, summary, runs, article):
         _legend(part)
 
 
-def _drafts(axes, say, summary, runs, article):
-    by_source, memory = axes
-    arms = arms_of(summary)[1:]
-    names = [name for name in SOURCES if any(name in summary[arm]["by_source"] for arm in arms)]
-    width = 0.8 / len(arms)
-    for i, arm in enumerate(arms):
-        for place, name in enumerate(names):
-            counts = summary[arm]["by_source"].get(name, {"proposed": 0, "accepted": 0})
-            x = place + (i - (len(arms) - 1) / 2) * width
-            style = {"width": 0.92 * width, "color": SOURCES[name], "edgecolor": "black", "linewidth": 0.6}
-            bar = by_source.bar(x, counts["proposed"], alpha=0.35, **style)
-            by_source.bar(x, counts["accepted"] or 0, **style)
-            share = f"{(counts['accepted'] or 0) / counts['proposed']:.0%}" if counts["proposed"] else ""
-            label = share if len(arms) == 1 else f"{arm}\n{share}"
-            by_source.bar_label(bar, [label], padding=2, fontsize=9)
-    by_source.set_xticks(range(len(names)), names)
-    by_source.margins(y=0.18)
-    by_source.set(
-        title=say(
-            "Draft tokens by source: proposed (light), accepted (dark)", "各来源的草稿 token：提出（浅）、接受（深）"
-        )
-    )
-    by_source.set_ylabel(say("draft tokens", "草稿 token 数"))
-    for arm in arms:
-        sizes = summary[arm]["index_bytes"]
-        numbers = range(1, len(sizes) + 1)
-        memory.plot(numbers, [n / 2**20 for n in sizes], MARKERS[arm] + "-", color=COLOURS[arm], label=NAMES[arm])
-    memory.set(title=say("Memory of texts and indexes", "文本与索引的内存"), ylabel="MiB")
-    memory.set_ylim(bottom=0)
-    _training_steps(memory, say)
-    _legend(memory)
-
-
 def _training(axes, say, summary, runs, article):
     titles = say(("Mean reward", "Mean answer, tokens"), ("平均奖励", "平均回答长度，token"))
     for part, name, title in zip(axes, ("rewards", "lengths"), titles, strict=True):
@@ -274,7 +237,8 @@ def _training(axes, say, summary, runs, article):
             part.plot(range(1, len(values) + 1), values, line, color=colour, label=label, linewidth=1.2)
         part.set_title(title)
         part.margins(y=0.15)
-        _training_steps(part, say)
+        part.set_xlabel(say("training step", "训练步"))
+        part.locator_params(axis="x", integer=True)
         _legend(part)
 
 
@@ -282,8 +246,3 @@ def _no_engine_log(axes, say):
     text = say("no engine log that matches the step log", "没有与步日志相符的引擎日志")
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
     axes.set(xticks=[], yticks=[])
-
-
-def _training_steps(axes, say):
-    axes.set_xlabel(say("training step", "训练步"))
-    axes.locator_params(axis="x", integer=True)

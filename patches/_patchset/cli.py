@@ -84,8 +84,8 @@ def parser() -> argparse.ArgumentParser:
     sub = command(
         "status",
         "list the patches, the tree ids, and the state of a target",
-        "The state of a module is original, patched, modified (with the files) or wrong version; exit status 1 for\n"
-        "the last two.\n" + TARGET_HELP,
+        "The state of a module is original, patched, partly patched (by an interrupted apply or drop: call it again),\n"
+        "modified (with the files) or wrong version; exit status 1 for the last three.\n" + TARGET_HELP,
         (targets,),
         nargs="?",
         help="default: the one whose versions are installed, else all",
@@ -109,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
 
 def fitting(args: argparse.Namespace) -> list[tuple[PinSet, target.Target]]:
     """The named pin set, or those that fit the target best and equally well; all if none fits."""
-    pinsets = [pins.opened(name) for name in chosen(args)]
+    pinsets = [PinSet(name) for name in chosen(args)]
     places = [target.find(pinset, args.module, args.env, args.to) for pinset in pinsets]
     fits = [target.fit(place) if len(places) > 1 else (0, 0) for place in places]
     return [(pinset, place) for pinset, place, fit in zip(pinsets, places, fits, strict=True) if fit == max(fits)]
@@ -166,7 +166,7 @@ def status(args: argparse.Namespace) -> bool:
 
 def run_check(args: argparse.Namespace) -> bool:
     """The command check; returns whether all is in order."""
-    problems = {name: check.check(pins.opened(name), args.sdists, args.offline) for name in chosen(args)}
+    problems = {name: check.check(PinSet(name), args.sdists, args.offline) for name in chosen(args)}
     for name, sentences in problems.items():
         print("\n".join(sentences) or f"{name}: in order{' (offline)' if args.offline else ''}")
     return not any(problems.values())
@@ -184,9 +184,9 @@ def run(args: argparse.Namespace) -> int:
             value = pins.value(args.pinset, args.key)
             lines = value if isinstance(value, list) else [str(value)]
         case "import":
-            lines = work.import_(pins.opened(args.pinset).module(args.module), args.to, args.sdists)
+            lines = work.import_(PinSet(args.pinset).module(args.module), args.to, args.sdists)
         case "export":
-            lines = work.export(pins.opened(args.pinset).module(args.module), args.source, args.sdists)
+            lines = work.export(PinSet(args.pinset).module(args.module), args.source, args.sdists)
         case "apply" | "drop":
             pinset, place = choose(args)
             print(f"{pinset.name} in {place.root}")

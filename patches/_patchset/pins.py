@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from .git import Failure
-from .journal import heal
 
 PATCHES = Path(__file__).resolve().parent.parent
 REPO = PATCHES.parent
@@ -141,12 +140,6 @@ def value(name: str, key: str) -> Any:
 def plural(number: int, noun: str) -> str:
     """`1 file`, `2 files`, `3 patches`."""
     return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
-
-
-def opened(name: str) -> PinSet:
-    """The pin set, after finishing an interrupted export in its folder."""
-    heal(PATCHES / name)
-    return PinSet(name)
 
 
 def names() -> list[str]:

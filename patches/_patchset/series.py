@@ -123,20 +123,21 @@ def stored(module: Module) -> list[Patch]:
     return patches
 
 
-def transform(files: Files, patches: list[Patch], reverse: bool = False) -> Files:
-    """Apply or revert the patches on these files in a temporary folder; return the touched files."""
+def transform(files: Files, patches: list[Patch], paths: Iterable[str], reverse: bool = False) -> Files:
+    """Apply or revert the patches' changes of `paths` on these files in a temporary folder; return the files there."""
     with tempfile.TemporaryDirectory(prefix="patchset-") as temp:
         folder = Path(temp) / "files"
         git.init(folder)
         lay_out(files, folder)
         for patch in reversed(patches) if reverse else patches:
-            command = ["apply", "--whitespace=nowarn", *(["--reverse"] if reverse else []), "-"]
+            command = ["apply", "--whitespace=nowarn", *(["--reverse"] if reverse else [])]
+            command += [f"--include={path}" for path in paths]
             try:
                 git.run(*command, cwd=folder, data=patch.data)
             except git.GitFailure as error:
                 verb = "reverted" if reverse else "applied"
                 raise Failure(f"{patch.file} cannot be {verb}: {error.reason}") from error
-        return read_files(folder, blobs(patches))
+        return read_files(folder, paths)
 
 
 def lay_out(files: Files, folder: Path) -> None:

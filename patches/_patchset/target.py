@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 from . import git, sdist, series
 from .git import Failure
-from .journal import Transaction, heal
 from .pins import Module, PinSet, plural
+from .staging import Stage
 
 
 @dataclass
@@ -46,9 +46,12 @@ class Site:
         return series.read_files(self.folder, self.module.recorded().blobs)
 
 
+PARTLY, CALL_AGAIN = "partly patched", "apply or drop was interrupted: call it again"
+
+
 @dataclass
 class State:
-    """A module's state. name: original, patched, modified, wrong version, not installed, ..."""
+    """A module's state. name: original, patched, PARTLY, modified, wrong version, not installed, ..."""
 
     name: str
     details: list[str] = field(default_factory=list)  # the modified files, or the sentence of a refusal
@@ -63,10 +66,7 @@ class Target:
 
 
 def find(pinset: PinSet, modules: list[str], env: str | None, to: str | None) -> Target:
-    """The target that the options name: a folder, an environment, or the current environment.
-
-    Finishes an interrupted change of the target first.
-    """
+    """The target that the options name: a folder, an environment, or the current environment."""
     chosen = [pinset.module(name) for name in modules] or list(pinset.modules.values())
     if to is not None:
         return in_folder(Path(to).absolute(), chosen)
@@ -78,8 +78,6 @@ def in_environment(env: Path, modules: list[Module]) -> Target:
     folders = {path.resolve() for name in ("site", "dist") for path in env.glob(f"lib*/python3*/{name}-packages")}
     if not folders:
         raise Failure(f"{env} is not a Python environment: it has no lib/python3*/site-packages.")
-    for folder in folders:
-        heal(folder)
     targets = [Target(folder, [installed(module, folder) for module in modules]) for folder in sorted(folders)]
     used = [target for target in targets if any(site.present for site in target.sites)]
     if len(used) > 1:
@@ -123,7 +121,6 @@ def in_folder(root: Path, modules: list[Module]) -> Target:
     """The modules' source trees in a folder, each in root/<module>, or the folder itself as the tree of one module."""
     if root.exists() and not root.is_dir():
         raise Failure(f"{root} is not a folder.")
-    heal(root)
     if any((root / name).exists() for name in (".git", "PKG-INFO", "pyproject.toml", "setup.py")):
         if len(modules) > 1:
             raise Failure(f"{root} is itself a source tree: name its module with --module.")
@@ -165,10 +162,7 @@ def inspect(site: Site) -> State:
     odd = [path for path in sorted(blobs) if current[path] not in blobs[path]]
     if odd:
         return State("modified", [f"{path} ({difference(files, path, blobs[path][0])})" for path in odd])
-    changed = [(path, current[path] == after) for path, (before, after) in sorted(blobs.items()) if before != after]
-    patched = 2 * sum(end for _, end in changed) <= len(changed)
-    name = "patched" if patched else "original"
-    return State("modified", [f"{path} ({name}, unlike the others)" for path, end in changed if end == patched])
+    return State(PARTLY, [CALL_AGAIN])
 
 
 def content_id(files: series.Files, path: str) -> str:
@@ -215,11 +209,11 @@ def change(target: Target, reverse: bool, sdists: str | None) -> list[str]:
         raise Failure(f"{target.root} cannot be created: {error.strerror}.") from error
     lines, modified = [], []
     try:
-        with Transaction(target.root) as transaction:
+        with Stage(target.root) as stage:
             for site in target.sites:
                 state = inspect(site)
                 if site in fresh:
-                    unpack(transaction, site, patches[site.module.name], archives[site.module.name])
+                    unpack(stage, site, patches[site.module.name], archives[site.module.name])
                     lines.append(f"{site}: unpacked and patched")
                 elif site not in here:
                     lines.append(f"{site}: {state.name}, skipped")
@@ -228,11 +222,11 @@ def change(target: Target, reverse: bool, sdists: str | None) -> list[str]:
                 elif state.name == ("original" if reverse else "patched"):
                     lines.append(f"{site}: already {state.name}")
                 else:
-                    count = in_place(transaction, site, patches[site.module.name], reverse)
+                    count = in_place(stage, site, patches[site.module.name], reverse)
                     lines.append(f"{site}: {'original again' if reverse else 'patched'}, {plural(count, 'file')}")
             if modified:
                 raise Failure("\n".join(modified))
-            transaction.commit()
+            stage.commit()
     finally:
         if created and not any(target.root.iterdir()):
             target.root.rmdir()
@@ -246,8 +240,8 @@ def repair(site: Site) -> str:
 
 
 def fit(target: Target) -> tuple[int, int]:
-    """How well the pin set fits: the number of original or patched modules, and of modules in the pinned version."""
-    known = sum(inspect(site).name in ("original", "patched") for site in target.sites)
+    """How well the pin set fits: the number of modules with known files, and of modules in the pinned version."""
+    known = sum(inspect(site).name in ("original", "patched", PARTLY) for site in target.sites)
     return known, sum(bool(site.present and not site.refusal) for site in target.sites)
 
 
@@ -267,33 +261,34 @@ def modified_message(site: Site, state: State, verb: str) -> str:
     )
 
 
-def in_place(transaction: Transaction, site: Site, patches: list[series.Patch], reverse: bool) -> int:
+def in_place(stage: Stage, site: Site, patches: list[series.Patch], reverse: bool) -> int:
     """Stage the changed files of an existing module; return their number."""
-    blobs, files = site.module.recorded().blobs, site.files()
-    result = series.transform(files, patches, reverse)
-    for path, ends in blobs.items():
-        if content_id(result, path) != ends[0 if reverse else 1]:
+    files = site.files()
+    ends = {path: ends[0 if reverse else 1] for path, ends in site.module.recorded().blobs.items()}
+    changed = [path for path in sorted(ends) if content_id(files, path) != ends[path]]
+    result = series.transform({path: files[path] for path in changed if path in files}, patches, changed, reverse)
+    for path in changed:
+        if content_id(result, path) != ends[path]:
             raise Failure(
                 f"The patches in {site.module.folder} do not produce the {path} that {site.module.pinset.file} "
                 f"records: run `patchset check {site.module.pinset.name}`."
             )
-    changed = [path for path in sorted(blobs) if files.get(path) != result.get(path)]
     for path in changed:
         file = site.folder / path
         place = str(file.relative_to(site.root))
         if path in result:
-            transaction.write(place, result[path][1], file.stat().st_mode & 0o7777 if path in files else 0o644)
+            stage.write(place, result[path][1], file.stat().st_mode & 0o7777 if path in files else 0o644)
         else:
-            transaction.delete(place)
+            stage.delete(place)
     return len(changed)
 
 
-def unpack(transaction: Transaction, site: Site, patches: list[series.Patch], archive: Path) -> None:
+def unpack(stage: Stage, site: Site, patches: list[series.Patch], archive: Path) -> None:
     """Stage the pinned source tree, patched, as a new folder."""
-    record, folder = site.module.recorded(), transaction.place(site.prefix)
+    record, folder = site.module.recorded(), stage.place(site.prefix)
     sdist.unpack(archive, folder)
     files = series.read_files(folder, record.blobs)
-    result = series.transform(files, patches)
+    result = series.transform(files, patches, record.blobs)
     for path in files.keys() - result.keys():
         (folder / path).unlink()
     series.lay_out(result, folder)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from . import git, sdist, series
 from .git import Failure
-from .journal import Transaction
 from .pins import REPO, Module, PinSet, plural
+from .staging import Stage
 
 
 def default_folder(module: Module) -> Path:
@@ -76,7 +76,7 @@ def export(module: Module, source: str | None, sdists: str | None) -> list[str]:
                     f"`git am` would not restore {name} unchanged: look in its message for a line that reads like "
                     "part of a patch."
                 )
-    with Transaction(module.pinset.folder) as transaction:
+    with Stage(module.pinset.folder) as stage:
         pinset = PinSet(module.pinset.name)  # another module may have been exported meanwhile
         pinset.module(module.name).record = record
         files = {f"{module.name}/{name}": data for name, data in texts.items()}
@@ -85,13 +85,13 @@ def export(module: Module, source: str | None, sdists: str | None) -> list[str]:
         for path, data in files.items():
             file = module.pinset.folder / path
             if not file.is_file() or file.read_bytes() != data:
-                transaction.write(path, data, 0o644)
+                stage.write(path, data, 0o644)
                 changed.append(path)
         for file in sorted(module.folder.glob("*.patch")):
             if file.name not in texts:
-                transaction.delete(f"{module.name}/{file.name}")
+                stage.delete(f"{module.name}/{file.name}")
                 changed.append(f"{module.name}/{file.name} (removed)")
-        transaction.commit()
+        stage.commit()
     return [f"{module.name}: {plural(len(texts), 'patch')}, tree {record.tree} -> {record.patched_tree}"] + (
         [f"  {path}" for path in changed] or ["  nothing changed"]
     )

@@ -10,11 +10,10 @@ import pytest
 
 from llm_rl.data import __main__ as command
 from llm_rl.data.prepare import check
+from llm_rl.data.schemas import verl_row
 from llm_rl.errors import UserError
-from llm_rl.qwen3 import sums
 
-PROBLEMS = sums.problems(6, sums.rng_for(0, "test"))
-ROWS = [sums.row(f"{copy}-{i}", terms) for copy in range(100) for i, terms in enumerate(PROBLEMS)]
+ROWS = [verl_row("math_dapo", f"What is {i} + 1?", str(i + 1), f"{n}-{i}") for n in range(100) for i in range(6)]
 """DAPO-Math-17k as it is published: every prompt about 100 times, under indexes of their own."""
 
 

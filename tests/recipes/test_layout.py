@@ -60,21 +60,20 @@ def test_states_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("name", "weights", "sequence", "worst", "kv", "full", "mean"),
+    ("name", "weights", "sequence", "kv", "full", "mean"),
     [
-        (B32, 7.6, 1.125, 144, (36, 38.8), (32, 34.5), (9.1, 9.93)),
-        (B235, 7.0, 1.65, 106, (39, 41.5), (24, 25.2), (13.7, 14.46)),
-        (GPUS, 15.3, 3.09, 99, (43.9, 47.9), (14.2, 15.5), (9.99, 10.90)),
-        (GPU, 1.1, 0.27, 13.1, (6.3, 10.3), (23.0, 37.6), (1.23, 2.01)),
-        (STATES, 12.5, 0.19, 24.7, (26.9, 30.9), (139.3, 160.1), (4.18, 6.23)),
+        (B32, 7.6, 1.125, (36, 38.8), (32, 34.5), (9.1, 9.93)),
+        (B235, 7.0, 1.65, (39, 41.5), (24, 25.2), (13.7, 14.46)),
+        (GPUS, 15.3, 3.09, (43.9, 47.9), (14.2, 15.5), (9.99, 10.90)),
+        (GPU, 1.1, 0.27, (6.3, 10.3), (23.0, 37.6), (1.23, 2.01)),
+        (STATES, 12.5, 0.19, (26.9, 30.9), (139.3, 160.1), (4.18, 6.23)),
     ],
 )
-def test_rollout_memory(name, weights, sequence, worst, kv, full, mean):
+def test_rollout_memory(name, weights, sequence, kv, full, mean):
     """GiB a die, full sequences and thousands of mean tokens; with 8 GiB reserved, with 4 and the communicators."""
     low, high = (layout.rollout(*load(name), reserve) for reserve in (8.0, 4.0))
     assert low.weights == pytest.approx(weights, abs=0.05)
     assert low.sequence == pytest.approx(sequence, abs=0.01)
-    assert low.worst == pytest.approx(worst, abs=0.5)
     assert (low.kv, high.kv) == pytest.approx(kv, abs=0.6)
     assert (low.full_sequences, high.full_sequences) == pytest.approx(full, abs=0.6)
     assert (low.mean_tokens / 1e3, high.mean_tokens / 1e3) == pytest.approx(mean, abs=0.06)

@@ -10,7 +10,6 @@ with random weights: an update that did not arrive would show.
 import json
 import re
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 
@@ -134,19 +133,3 @@ def test_answers_are_those_of_a_synchronous_run(run, off):
     pairs = [(run.answers[place], expected[place]) for place in both]
     equal = sum(a.tokens[: len(b.tokens)] == b.tokens for a, b in pairs)
     assert equal >= 0.95 * len(both)
-
-
-def test_separate_async_starts_without_engines_on_the_trainer(monkeypatch):
-    from verl.trainer.ppo.v1 import trainer_base
-    from verl.trainer.ppo.v1 import trainer_separate_async as module
-
-    manager = SimpleNamespace(rollout_replicas=[], get_replicas=list)
-    monkeypatch.setattr(trainer_base.PPOTrainer, "_setup", lambda self: setattr(self, "llm_server_manager", manager))
-    monkeypatch.setattr(module.LLMServerManager, "create", lambda **kwargs: manager)
-    monkeypatch.setattr(module, "CheckpointEngineManager", SimpleNamespace)
-    monkeypatch.setattr(module, "omega_conf_to_dataclass", lambda config: config)
-    trainer = object.__new__(module.PPOTrainerSeparateAsync)
-    trainer._enable_hybrid_replicas, trainer.actor_rollout_wg, trainer.config = False, None, mock.MagicMock()
-    trainer.config.actor_rollout_ref.rollout.prometheus.enable = False
-    trainer._setup()
-    assert trainer.current_mode == module.HybridEngineMode.TRAINER

@@ -11,7 +11,7 @@ from run_folders import edit_steps, write_run
 
 from llm_rl.reports.__main__ import main
 
-PICTURES = ("acceptance", "drafts", "rollout", "times", "training")
+PICTURES = ("acceptance", "rollout", "times", "training")
 
 
 def report(folder, *arms):
@@ -90,15 +90,3 @@ def test_nothing_is_left_where_the_report_cannot_be_written(tmp_path, capsys):
     assert main(["report", *args]) == 1
     assert "error: the report cannot be written to" in capsys.readouterr().err
     assert (tmp_path / "report").read_text() == "a file"
-
-
-def test_a_report_does_not_replace_what_it_reads(tmp_path, capsys):
-    args = report(tmp_path, "off", "on")
-    (tmp_path / "report").mkdir()
-    accuracy = tmp_path / "report" / "summary.json"
-    figures = {"questions": 30, "answers_to_each": 16, "temperature": 0.6, "p_value": 0.4, "differs": False}
-    figures |= {"off": {"value": 0.6}, "on": {"value": 0.6}, "difference": {"value": 0.0, "low": -0.1, "high": 0.1}}
-    accuracy.write_text(json.dumps(figures))
-    assert main(["report", *args, "--accuracy", str(accuracy)]) == 1
-    assert "summary.json is also an input or another output" in capsys.readouterr().err
-    assert [*(path for path in (tmp_path / "report").rglob("*") if path.is_file())] == [accuracy]

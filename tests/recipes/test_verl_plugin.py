@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """llm_rl's plugin of verl: it rebinds only what is as expected, and what that does.
 
-The order of prompts is in test_repeatable.py and test_resume.py.
+The order of prompts is in test_repeatable.py and test_resume.py, what trainer modes need in test_modes.py.
 """
 
-import asyncio
 import functools
 import importlib.metadata
 import logging
@@ -46,28 +45,6 @@ def test_a_module_whose_function_changed_is_left_alone_and_named(hook, tmp_path,
         verl_plugin.check(tmp_path)
 
 
-def test_fully_async_logs_the_metrics_of_a_step_with_it():
-    """verl logs them before it has added them; behind the last step it logs what is left."""
-    done = []
-
-    class Trainer:
-        async def fit_step(self, number):
-            self._fit_log_aggregated_training_metrics(number)
-            done.append(f"added {number}")
-
-        def _fit_log_aggregated_training_metrics(self, timing):
-            done.append(f"logged {timing}")
-
-    metadata = SimpleNamespace(modified_class=Trainer)
-    verl_plugin.fully_async(SimpleNamespace(FullyAsyncTrainer=SimpleNamespace(__ray_metadata__=metadata)))
-    trainer = Trainer()
-    trainer._fit_log_aggregated_training_metrics(0)
-    for number in (1, 2):
-        asyncio.run(trainer.fit_step(number))
-    trainer._fit_log_aggregated_training_metrics(3)
-    assert done == ["logged 0", "added 1", "logged 1", "added 2", "logged 2", "logged 3"]
-
-
 @pytest.mark.parametrize(("seconds", "waits", "minutes"), [("7314", 7314, [122]), (None, 1800, [])])
 def test_groups_wait_as_long_as_collectives(seconds, waits, minutes, monkeypatch):
     """verl's own, and those that Megatron makes; PyTorch's half an hour where there is no HCCL."""
@@ -93,21 +70,3 @@ def test_groups_wait_as_long_as_collectives(seconds, waits, minutes, monkeypatch
     Engine()._init_device_mesh()
     assert given == [{"use_sharp": False, **dict.fromkeys(["distributed_timeout_minutes"][: len(minutes)], *minutes)}]
     assert not isinstance(mpu.initialize_model_parallel, functools.partial)
-
-
-def test_one_step_off_has_a_thread_that_writes_validations():
-    done = []
-
-    class Trainer:
-        def _create_dataloader(self, *args):
-            done.append(args)
-
-        def _init_dump_executor(self):
-            done.append("thread")
-
-    verl_plugin.one_step_off(SimpleNamespace(OneStepOffRayTrainer=Trainer))
-    Trainer()._create_dataloader(1, 2, 3, 4)
-    assert done == [(1, 2, 3, 4), "thread"]
-    from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer
-
-    assert OneStepOffRayTrainer._create_dataloader.__wrapped__ and OneStepOffRayTrainer._init_dump_executor

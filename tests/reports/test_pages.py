@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report's pages: what they say of whole and of poor run folders, in both languages, as Markdown and as HTML."""
 
-import json
 import re
 from xml.etree import ElementTree
 
 import pytest
 from run_folders import edit_steps, write_answers, write_run
 
-from llm_rl.errors import UserError
-from llm_rl.reports import accuracy
 from llm_rl.reports.__main__ import load
 from llm_rl.reports.pages import markdown, page, table
 
@@ -113,28 +110,6 @@ def test_both_languages_say_the_same(runs):
         assert re.search(r"[\u4e00-\u9fff]", line), line
 
 
-def test_accuracy_is_told_where_it_was_evaluated(runs, tmp_path):
-    summary, _ = load({arm: runs / arm for arm in ("off", "on")})
-    assert "No evaluation was given" in markdown(summary, "en")
-    path = tmp_path / "gsm8k.json"
-    figures = {"questions": 30, "answers_to_each": 16, "temperature": 0.6, "p_value": 0.4321, "differs": False}
-    figures |= {"off": {"value": 0.665}, "on": {"value": 0.668}}
-    path.write_text(json.dumps(figures | {"difference": {"value": 0.003, "low": -0.01, "high": 0.016}}))
-    for language, seen in (("en", "not seen"), ("zh", "未见")):
-        row = f"| gsm8k | 30 x 16 | 0.6 | 66.5 | 66.8 | +0.3 | -1.0 .. +1.6 | 0.43 | {seen} |"
-        assert row in markdown(summary, language, [accuracy.read(path)])
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"questions": 3}'])
-def test_refuses_what_is_no_evaluation(tmp_path, text):
-    path = tmp_path / "found.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match="found.json is (not JSON|not an evaluation: write it with)"):
-        accuracy.read(path)
-    with pytest.raises(UserError, match="no.json cannot be read: No such file"):
-        accuracy.read(tmp_path / "no.json")
-
-
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_html_is_whole_and_loads_nothing(runs, language):
     summary, _ = load({arm: runs / arm for arm in ARMS})
@@ -145,7 +120,7 @@ def test_html_is_whole_and_loads_nothing(runs, language):
     tags = [*ElementTree.fromstring(closed).iter()]
     assert [tag.attrib["href"] for tag in tags if "href" in tag.attrib] == ["other.html"]
     loads = [value for tag in tags for name, value in tag.attrib.items() if name.startswith("src") or tag.tag == "link"]
-    assert len(names) == 5 and loads == ["data:image/svg+xml;base64,PHN2Zy8+"] * 5
+    assert len(names) == 4 and loads == ["data:image/svg+xml;base64,PHN2Zy8+"] * 4
     assert f'<html lang="{language}">' in text and text.count("<table>") == content.count("\n| --- |") == 11
     assert not re.search(r"@import|url\(|<script", text)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bed for all tests of this folder, and the table of faults that ends a run."""
+"""The bed for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import prepare
 from hosts import CONTROLLER, NETWORK, Bed, call, sweep
-from plays import LOGS, Result, Site
+from plays import LOGS, Site
 
 RUN = prepare.CACHE / "run"
 SECRET = "a-word-that-no-log-may-hold"
@@ -53,13 +53,6 @@ SETTINGS = {
     "container_image_secret_env": {"FEISHU_WEBHOOK": SECRET},
 }
 WHEEL_PORT = 8099
-FAULTS: list[tuple[str, str, str, float]] = []
-TIMES: list[tuple[str, float]] = []
-
-
-def note(fault: str, playbook: str, result: Result) -> None:
-    """A line of the table at the end of the run."""
-    FAULTS.append((fault, f"{playbook}.yml", result.sentence, result.seconds))
 
 
 def pytest_configure() -> None:
@@ -82,7 +75,7 @@ def bed() -> Iterator[Bed]:
     LOGS.mkdir()
     call("mount", "-t", "tmpfs", "-o", "mode=700", "sam-bed", RUN)
     bed = Bed(RUN, prepare.base())
-    TIMES.append(("three bare hosts up", bed.up(3)))
+    bed.up(3)
     yield bed
     bed.down()
 
@@ -111,14 +104,3 @@ def healthy(bed: Bed) -> Iterator[None]:
     """Whatever a test broke in the simulated devices is whole again after it."""
     yield
     bed.reset()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if FAULTS:
-        terminalreporter.section("faults: what, playbook, sentence, seconds")
-        for fault, playbook, sentence, seconds in FAULTS:
-            terminalreporter.write_line(f"{fault:<38} {playbook:<12} {seconds:5.1f} s  {sentence}")
-    if TIMES:
-        terminalreporter.section("times")
-        for what, seconds in TIMES:
-            terminalreporter.write_line(f"{what:<60} {seconds:6.1f} s")

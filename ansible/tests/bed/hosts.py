@@ -24,7 +24,6 @@ import npu
 HERE = Path(__file__).resolve().parent
 NETWORK = "10.231.0"
 CONTROLLER = f"{NETWORK}.1"
-SLOW = 20_000_000  # bytes a second that all hosts together write to /srv/slow, which is /srv/sam-rl
 DEVICES = [*(f"davinci{die}" for die in range(16)), "davinci_manager", "devmm_svm", "hisi_hdc"]
 REBOOT = 133  # exit status of systemd-nspawn --keep-unit when the host wants to start again
 # Where a running system or a login leaves files of its own; ours are never there.
@@ -120,14 +119,13 @@ class Host:
             folder.mkdir(exist_ok=True)
         call("mount", "--bind", images, self.root / "var/lib/sam-bed-images")
         exported = self.folder.parent / "exported"
-        for name, words in (("sam-rl", []), ("slow", [f"--write-rate={SLOW}"])):
-            shared, mounted = self.folder.parent / name, self.root / "srv" / name
-            for folder in (exported, shared, mounted):
-                folder.mkdir(exist_ok=True)
-            if not shared.is_mount():
-                squash = ["--force-user=nobody", "--force-group=nogroup", "--chown-deny", "--chgrp-deny"]
-                call("bindfs", *squash, *words, exported, shared)
-            call("mount", "--bind", shared, mounted)
+        shared, mounted = self.folder.parent / "sam-rl", self.root / "srv/sam-rl"
+        for folder in (exported, shared, mounted):
+            folder.mkdir(exist_ok=True)
+        if not shared.is_mount():
+            squash = ["--force-user=nobody", "--force-group=nogroup", "--chown-deny", "--chgrp-deny"]
+            call("bindfs", *squash, exported, shared)
+        call("mount", "--bind", shared, mounted)
         wants = self.root / "etc/systemd/system/multi-user.target.wants"
         for unit in ("systemd-networkd", "ssh"):
             link = wants / f"{unit}.service"
@@ -269,9 +267,8 @@ class Bed:
         self.key = folder / "key"
         self.known_hosts = folder / "known_hosts"
 
-    def up(self, count: int) -> float:
-        """Adds bare hosts until there are `count`; seconds until all of them run."""
-        begin = time.monotonic()
+    def up(self, count: int) -> None:
+        """Adds bare hosts until there are `count`, and waits until all of them run."""
         if not self.key.exists():
             call("ip", "link", "set", "lo", "up")
             call("ip", "link", "add", "bed0", "type", "bridge")
@@ -287,7 +284,6 @@ class Bed:
             host.start()
         for host in fresh:
             host.wait()
-        return time.monotonic() - begin
 
     def down(self) -> None:
         for host in self.hosts:

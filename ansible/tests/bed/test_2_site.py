@@ -15,9 +15,9 @@ import urllib.parse
 from collections.abc import Callable
 
 import pytest
-from conftest import SECRET, TIMES, note
+from conftest import SECRET
 from hosts import CONTROLLER, Bed, Host, call
-from plays import LOGS, ROOT, Result, Site
+from plays import ROOT, Result, Site
 from prepare import PIN_SET
 
 RUNS = "srv/sam-rl/runs"
@@ -47,9 +47,7 @@ def converged(bed: Bed, site: Site) -> Result:
     bed.hosts[0].run("sysctl", "-w", "net.ipv4.ip_local_reserved_ports=777,20980")
     for host in bed.hosts:
         BARE[host.name] = {"units": host.units(), "packages": packages(host), "files": host.files()}
-    result = site.play("site").must_pass()
-    TIMES.append(("site.yml from bare hosts to a trained recipe, 3 hosts", result.seconds))
-    return result
+    return site.play("site").must_pass()
 
 
 def test_the_recipe_trains_on_all_hosts_with_drafts(bed: Bed, converged: Result) -> None:
@@ -130,7 +128,6 @@ def test_logs_and_results_come_back_without_secrets(site: Site, converged: Resul
 def test_a_second_run_changes_nothing(bed: Bed, site: Site, converged: Result) -> None:
     """With the time service by its alias, which systemd does not enable."""
     result = site.play("site", host_base_time_service="chronyd").must_pass()
-    TIMES.append(("site.yml again", result.seconds))
     assert result.changed == []
     assert len(steps(bed.hosts[0], "bed")) == 8
 
@@ -141,9 +138,7 @@ def test_the_commands_of_the_page_train_with_sam_and_without(bed: Bed, site: Sit
     page = (ROOT / "docs/cluster.md").read_text()
     lines = re.findall(r"^    (ansible-playbook -i inventories/mine playbooks/(?:preflight|site)\.yml.*)$", page, re.M)
     assert len(lines) == 3
-    begin = time.monotonic()
     output = [site.type(line) for line in lines]
-    TIMES.append(("preflight.yml, site.yml with SAM and without, as on the page", time.monotonic() - begin))
     assert all(text.count("failed=0") >= len(bed.hosts) for text in output)
     assert "The run sam-on succeeded; its results are in /srv/sam-rl/runs/sam-on" in output[1]
     with_sam, without = (steps(bed.hosts[0], run) for run in ("sam-on", "sam-off"))
@@ -162,7 +157,6 @@ def test_an_idle_ray_outlives_the_cleaner_of_old_files(bed: Bed, site: Site, con
     away = sockets.rename(sockets.with_name("away"))
     result = site.play("cluster", ray_cluster_timeout=5).must_fail()
     away.rename(sockets)
-    note("Ray without its sockets", "cluster", result)
     assert result.sentence.startswith("Ray's head lets no job start: ")
 
 
@@ -172,7 +166,6 @@ def test_an_image_that_differs_stops_ray(bed: Bed, site: Site, converged: Result
     image.write_text(64 * "b")
     result = site.play("cluster").must_fail()
     image.write_text(digest)
-    note("image digest differs", "cluster", result)
     sentence = rf"bed2: the image has digest sha256:b{{64}}, expected sha256:{digest} as on bed1: .+"
     assert re.fullmatch(sentence, result.sentence)
     assert result.changed == []
@@ -185,7 +178,6 @@ def test_a_low_bandwidth_stops_the_start_of_ray(bed: Bed, site: Site, converged:
     for host in bed.hosts:
         host.run("systemctl", "stop", "sam-rl-ray")
     result = site.play("cluster", npu_preflight_all_reduce_gb_s=100).must_fail()
-    note("low bandwidth", "cluster", result)
     assert re.match("the all-reduce over 48 dies reaches 90.0 GB/s, expected at least 100 ", result.sentence)
     states = {host.run("systemctl", "is-active", "sam-rl-ray", check=False).strip() for host in bed.hosts}
     assert states <= {"inactive", "failed"}
@@ -194,14 +186,12 @@ def test_a_low_bandwidth_stops_the_start_of_ray(bed: Bed, site: Site, converged:
 
 def test_a_recipe_that_does_not_fit_the_hosts_stops_provisioning(bed: Bed, site: Site, converged: Result) -> None:
     result = site.play("provision", "--tags", "preflight", recipe_launch_overrides=["env.fits=0"]).must_fail()
-    note("recipe does not fit the host", "provision", result)
     assert result.sentence == "bed1: it does not fit"
 
 
 def test_a_clock_service_that_is_not_there_stops_provisioning(site: Site, converged: Result) -> None:
     settings = {"host_base_time_service": "ntpd", "host_base_time_servers": []}
     result = site.play("provision", "--tags", "host", **settings).must_fail()
-    note("clock service is not there", "provision", result)
     assert result.sentence.startswith("bed1: there is no ntpd.service, expected a service that synchronises the clock")
 
 
@@ -224,7 +214,6 @@ def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site
         assert texts[f"{host.name}/var/log/sam-rl/cann/debug/plog/plog-1_1.log"] == b"EI0006\n"
         assert re.search(rf"^{host.name}/var/lib/sam-rl-ray/session_\d.*/logs/worker-.*\.out$", names, re.MULTILINE)
     assert result.failures[-1][2] == result.sentence, "the last thing that is said is why"
-    note("disk full while a checkpoint is written", "train", result)
     assert re.match(
         rf"bed1: the run full ended with exit-code, .+ the disk of {folder} is full \(0.0 GB free\): ", result.sentence
     )
@@ -251,7 +240,6 @@ def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None
     head.run("mount", "-t", "tmpfs", "-o", "size=60m", "full", "/srv/sam-rl/models")
     result = site.play("stage", model_store_items=[item]).must_fail()
     head.run("umount", "/srv/sam-rl/models")
-    note("disk full while staging", "stage", result)
     assert re.fullmatch(
         r"bed1: models/m was not copied completely \(.*No space left on device.*\): .+", result.sentence
     )
@@ -269,7 +257,6 @@ def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None
     (store / "own").mkdir()
     (store / "own/file").write_text("mine")
     result = site.play("stage", model_store_items=[{**item, "name": "models/own"}]).must_fail()
-    note("files of someone else in the way", "stage", result)
     assert "bed1: /srv/sam-rl/models/own has files that these playbooks did not copy there" in result.sentence
     assert (store / "own/file").read_text() == "mine"
     here = {"gb": 0.01, "name": "models/own"}
@@ -284,12 +271,9 @@ def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None
 def monitored(bed: Bed, site: Site, converged: Result) -> Result:
     """monitoring.yml has run, and stopped twice on its way, at what was not there."""
     result = site.play("monitoring", monitoring_npu_exporter="/opt/none").must_fail()
-    TIMES.append(("monitoring.yml until it lacks NPU Exporter", result.seconds))
-    note("NPU Exporter is not there", "monitoring", result)
     assert result.sentence.startswith("bed1: monitoring_npu_exporter is /opt/none, which is no program on this host: ")
     exporter = {"monitoring_npu_exporter": "/usr/local/bin/npu-exporter"}
     result = site.play("monitoring", **exporter, monitoring_grafana_package="grafana").must_fail()
-    note("Grafana's package is not there", "monitoring", result)
     assert re.match(r"bed1: Grafana was not installed from grafana \(.*'grafana'.*\): set ", result.sentence)
     head, worker, _ = bed.hosts
     # As if the playbook had ended after it wrote the unit, and Grafana were there from an earlier call.
@@ -354,7 +338,6 @@ def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
     head, _, worker = bed.hosts
     request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=24", "env.pause=1"]}
     result = train_while(site, head, worker.stop, **request)
-    note("worker lost in the middle of the job", "train", result)
     sentence = r"the run lost (was stopped|ended) because Ray on bed3 no longer answers, expected all hosts .+"
     assert re.search(sentence, result.sentence)
     assert 3 <= len(steps(head, "lost")) < 24
@@ -385,7 +368,6 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(bed: Bed, site: Site, conver
     thread.start()
     result = site.play("train", **request).must_pass()
     thread.join()
-    TIMES.append(("train.yml with a lost host and a spare, 2 hosts", result.seconds))
     said = (
         r"bed1: the run spare (was stopped|ended) because Ray on bed2 no longer answers; it is resumed from its last "
     )
@@ -416,8 +398,6 @@ def test_every_query_of_dashboard_and_alerts_returns_data(bed: Bed, site: Site, 
         return asked(head, "query_range", query=query, start=begin, end=now, step="1")["result"]
 
     found = {query: series(query) for query in queries}
-    answers = {"begin": begin, "panels": panels, "answers": found}
-    (LOGS / "dashboard.json").write_text(json.dumps(answers))  # draw_dashboard.py
     assert not [queries[query] for query, series in found.items() if not series]
     assert len(found["npu_chip_info_utilization"]) == 48
     assert len(found["max by (instance, engine) (vllm:sam_switch_on)"]) >= 3, "an engine on each host"
@@ -465,17 +445,14 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     site.commit()
     assert "still runs after" in site.play("train", recipe_launch_timeout=2, **endless).must_fail().sentence
     result = site.play("upgrade", **endless).must_fail()
-    note("upgrade of a run without checkpoints", "upgrade", result)
     assert "bed1: the run endless is active and has no checkpoint, expected one to continue from" in result.sentence
     head.run("systemctl", "stop", "sam-rl-train")
 
     site.play("train", recipe_launch_timeout=2, **request).must_fail()
     head.until(lambda: len(steps(head, "upgraded")) >= 4, "the run has a checkpoint")
     result = site.play("upgrade", pin_set=other.name, **request).must_fail()
-    note("upgrade of a run to another pin set", "upgrade", result)
     assert "bed1: the run upgraded was started with" in result.sentence
     result = site.play("upgrade", **request).must_pass()
-    TIMES.append(("upgrade.yml between two steps, and the rest of the run", result.seconds))
     changed = [host for host, task in result.changed if task == "Use the environment"]
     assert sorted(changed) == ["bed1", "bed2", "bed3"]
     log = (head.root / RUNS / "upgraded/launch.log").read_text()
@@ -491,14 +468,12 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     assert site.play("upgrade", **request).must_pass().changed == []
 
     result = site.play("upgrade", pin_set=other.name).must_pass()
-    TIMES.append(("upgrade.yml to another pin set, no run", result.seconds))
     used = environments(bed)
     assert all(name.startswith(f"{other.name}-") and names == {name, new} for name, names in used)
     enter = (head.root / "opt/sam-rl/bin/in-env").read_text()
     assert f"PIN={other.name}" in enter
 
     result = site.play("upgrade").must_pass()
-    TIMES.append(("upgrade.yml back to the former pin set", result.seconds))
     assert not [task for _, task in result.changed if task in ("Build it", "Load the image")]
     assert {name for name, _ in environments(bed)} == {new}
     assert site.play("cluster", "--check").must_pass().changed == []
@@ -508,7 +483,6 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     record.write_text(text.replace(new, former))
     result = site.play("cluster").must_fail()
     record.write_text(text)
-    note("hosts with different environments", "cluster", result)
     assert result.sentence.startswith(f"bed2: its environment is {former}, expected {new} as on bed1: ")
 
 
@@ -523,7 +497,6 @@ def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site,
         unmounted.run("umount", "--lazy", "/srv/sam-rl")
 
     result = train_while(site, head, unmount, **request)
-    note("shared folder unmounted in the job", "train", result)
     # the driver may notice before the playbook does
     sentence = (
         rf"bed1: the run apart (was stopped|ended) because bed2 no longer has /{RUNS}/apart, expected the storage "
@@ -531,7 +504,6 @@ def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site,
     assert re.match(sentence, result.sentence)
     unmounted.until(lambda: not unmounted.run("ls", "/srv/sam-rl"), "nothing is in the folder below the mount")
     result = site.play("cluster", "--limit", "bed2").must_fail()
-    note("host without the shared folder joins again", "cluster", result)
     assert result.sentence.startswith("bed2: /srv/sam-rl/runs is not the folder that bed1 has, expected storage ")
     unmounted.run("mount", "--bind", "/mnt/kept", "/srv/sam-rl")
     unmounted.run("umount", "/mnt/kept")
@@ -562,7 +534,6 @@ def test_teardown_leaves_nothing_of_ours(bed: Bed, site: Site, converged: Result
     assert "of-another-user" in head.run("ls", "/tmp/ray") and not head.run(
         "ls", "/var/lib/sam-rl-ray", "/var/log/sam-rl", check=False
     )
-    TIMES.append(("teardown.yml", result.seconds))
     for host in bed.hosts:
         assert host.run("cat", "/etc/chrony/chrony.conf") == "pool 2.debian.pool.ntp.org iburst\n"
         bare = BARE[host.name]

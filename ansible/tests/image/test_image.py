@@ -210,7 +210,7 @@ def settings(folder: Path, base: str, index: str, megatron: dict[str, object]) -
 
 def play(folder: Path, settings: dict, environment: dict, check: bool = True) -> str:
     """Output of the role's part that builds the image and writes in-env."""
-    for name in ("root/bin", "root/archives", "work"):
+    for name in ("root/bin", "work"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     variables = folder / "settings.json"
     variables.write_text(json.dumps(settings))

@@ -119,30 +119,28 @@ def test_one_sentence(change, sentence):
     assert problem.startswith(sentence) and problem.endswith(".") and problem.count("\n") == 0
 
 
-def test_the_launcher_says_what_the_recipe_needs(play, tmp_path):
+def test_the_launcher_says_what_the_recipe_needs(play):
     """By an inventory with too few hosts for a recipe, then for a recipe that is none."""
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": inventory(), "vars": {}}}))
     settings = yaml.safe_load((ANSIBLE / "playbooks/group_vars/all.yml").read_text()) | {"repository": REPOSITORY}
-    settings["ansible_python_interpreter"] = sys.executable
+    settings["hosts"] = inventory()
     said = [{"debug": {"msg": "{{ recipe_settings.recipe.train.backend }}"}}]
     reads = {"roles": ["validate_inventory"], "tasks": said}
-    words = f"--inventory={tmp_path / 'hosts.yml'}"
-    status, said = play([reads, reads], words, **settings)
+    status, said = play([reads, reads], **settings)
     assert status == 0 and said.count("fsdp2") == 4 and said.count("Ask the launcher for the recipe") == 1, said
-    status, said = play([reads], words, recipe="dapo_qwen3_235b_a22b_128die", **settings)
+    status, said = play([reads], recipe="dapo_qwen3_235b_a22b_128die", **settings)
     sentence = (
         "recipe dapo_qwen3_235b_a22b_128die needs 8 hosts of 16 dies (128 dies), the inventory has 2 of 16: set "
         "cluster.nodes=N in recipe_launch_overrides (its layout fits 8, 16, 32, 64), choose"
     )
     assert status == 2 and sentence in said, said
     customer = {"recipe": "dapo_qwen3_32b_128die_customer", **settings}
-    status, said = play([reads], words, recipe_launch_overrides=["cluster.nodes=2"], **customer)
+    status, said = play([reads], recipe_launch_overrides=["cluster.nodes=2"], **customer)
     assert status == 0, said
     for overrides, sentence in (
         (["cluster.nodes=3"], "with these sizes cluster.nodes may be 2, 4, 8, 16, 32, 64, got 3)"),
         (["sead=2"], "cannot be used (unknown key 'sead': is seed meant? (in override 'sead=2')): correct that"),
     ):
-        status, said = play([reads], words, recipe_launch_overrides=overrides, **customer)
+        status, said = play([reads], recipe_launch_overrides=overrides, **customer)
         assert status == 2 and sentence in said and "Reach the host" not in said, said
 
 
@@ -197,14 +195,13 @@ def test_an_unreachable_host_is_named_by_every_playbook():
             assert plays[0]["ansible.builtin.import_playbook"] == "start.yml", path.name
 
 
-def test_an_unreachable_host_is_named(play, tmp_path):
+def test_an_unreachable_host_is_named(play):
     hosts = inventory()
     for variables in hosts.values():
         variables |= {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_connection": "ssh"}
     hosts["h2"]["ansible_host"] = "127.0.0.2"
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": hosts}}))
     settings = yaml.safe_load((ANSIBLE / "playbooks/group_vars/all.yml").read_text()) | {"repository": REPOSITORY}
-    status, said = play([{"roles": ["validate_inventory"]}], f"--inventory={tmp_path / 'hosts.yml'}", **settings)
+    status, said = play([{"roles": ["validate_inventory"]}], hosts=hosts, **settings)
     assert status != 0 and "h1: not reachable as 127.0.0.1 (" in said and "h2: not reachable as 127.0.0.2 (" in said, (
         said
     )

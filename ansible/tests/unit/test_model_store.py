@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which files count as a complete copy, with a program in place of rsync."""
 
+import hashlib
+import os
+
 import pytest
 from role_files import read, rendered, tasks
 
@@ -45,3 +48,30 @@ def test_what_is_copied(complete, file, copies):
     (block,) = (task for name, task in tasks("model_store/tasks/item.yml").items() if name.startswith("Copy"))
     values = {"model_store_item": {"source": "/a"}, "model_store_complete": complete, "model_store_file": file}
     assert all(rendered(one, **values) for one in block["when"]) is copies
+
+
+def test_files_are_compared_with_the_manifest_when_they_change(play, as_root, tmp_path):
+    folder, manifest = tmp_path / "work/m", tmp_path / "sums"
+    folder.mkdir(parents=True)
+    for name in ("one", "a b"):
+        (folder / name).write_text(name)
+    manifest.write_text("".join(f"{hashlib.sha256(n.encode()).hexdigest()}  {n}\n" for n in ("one", "a b")))
+    item = {"include_role": {"name": "model_store", "tasks_from": "item"}}
+    plays = [{"tasks": [{**item, "vars": read("model_store/tasks/main.yml")[-1]["vars"]}]}]
+
+    def said(status):
+        one = {"name": "m", "gb": 0.0, "manifest": str(manifest)}
+        done = play(plays, work_dir=str(tmp_path / "work"), model_store_item=one)
+        assert done[0] == status, done[1]
+        return done[1]
+
+    said(0)
+    record = os.stat(f"{folder}.verified").st_ino
+    said(0)
+    assert os.stat(f"{folder}.verified").st_ino == record, "read again"
+    (folder / "a b").write_text("changed")
+    assert "localhost: 1 files of m differ from the manifest (first: a b: FAILED), expected none: remove" in said(2)
+    (folder / "a b").unlink()
+    assert "(first: a b: FAILED open or read)" in said(2)
+    manifest.write_text("no sums\n")
+    assert "0 files of m differ from the manifest (first: sha256sum: " in said(2)

@@ -4,7 +4,6 @@
 import itertools
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import npu_outputs
@@ -14,6 +13,7 @@ from ansible_collections.sam_rl.ascend.plugins.filter import preflight
 from ansible_collections.sam_rl.ascend.plugins.module_utils import npu
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
 from ansible_collections.sam_rl.ascend.plugins.modules import host_info, npu_info
+from conftest import program
 
 ACCEPTED = ["Warning", "Alarm"]
 
@@ -110,8 +110,8 @@ def read(tmp_path, capsys):
     said = tmp_path / "say"
     said.mkdir()
     for tool in ("npu-smi", "hccn_tool"):
-        program = Path(npu_outputs.__file__).parents[1] / "bed/fakes" / tool
-        (tmp_path / tool).write_text(program.read_text().replace("/etc/sam-bed/say", str(said)))
+        fake = Path(npu_outputs.__file__).parents[1] / "bed/fakes" / tool
+        (tmp_path / tool).write_text(fake.read_text().replace("/etc/sam-bed/say", str(said)))
         (tmp_path / tool).chmod(0o755)
 
     def run(conf, outputs=None, **arguments):
@@ -280,20 +280,18 @@ def test_unfit_host():
 
 def test_kernels_that_are_upgraded_unasked(tmp_path, monkeypatch, capsys):
     """By apt's and dpkg's own programs, with settings of their own, and by stand-ins for systemctl and dnf."""
-    apt, dpkg, timer = tmp_path / "apt.conf", tmp_path / "status", tmp_path / "systemctl"
+    apt, dpkg = tmp_path / "apt.conf", tmp_path / "status"
     monkeypatch.setenv("APT_CONFIG", str(apt))
     monkeypatch.setenv("DPKG_ADMINDIR", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    (tmp_path / "dnf").write_text('#!/bin/sh\n[ "$*" = "--cacheonly --quiet versionlock list" ]\n')
+    program(tmp_path / "dnf", '[ "$*" = "--cacheonly --quiet versionlock list" ]')
 
     def upgrades(unasked, state="install", running="apt-daily-upgrade"):
         apt.write_text(f'Dir::Etc::main "none"; Dir::Etc::parts "none";\n{unasked}\n')
         stanza = "Package: {}\nStatus: {} ok installed\nArchitecture: all\nVersion: 1\nMaintainer: m\nDescription: d\n"
         names = ["linux-image-5.0-1-old", "linux-image-amd64"]
         dpkg.write_text("\n".join(stanza.format(name, state) for name in names))
-        timer.write_text(f"#!/bin/sh\ncase $* in *{running}.timer*) echo active ;; *) echo inactive ;; esac\n")
-        for program in ("systemctl", "dnf"):
-            (tmp_path / program).chmod(0o755)
+        program(tmp_path / "systemctl", f"case $* in *{running}.timer*) echo active ;; *) echo inactive ;; esac")
         with patch_module_args({}), pytest.raises(SystemExit):
             host_info.main()
         return json.loads(capsys.readouterr().out)["kernel_upgrades"]
@@ -308,7 +306,7 @@ def test_kernels_that_are_upgraded_unasked(tmp_path, monkeypatch, capsys):
     assert upgrades('APT::Periodic::Unattended-Upgrade "0";') is None
     locks = {"by": "dnf-automatic", "hold": "dnf versionlock add kernel"}
     assert upgrades("", running="dnf-automatic-install") == locks
-    (tmp_path / "dnf").write_text("#!/bin/sh\necho 'kernel-0:5.10.0-216.oe2203sp4.*'\n")
+    program(tmp_path / "dnf", "echo 'kernel-0:5.10.0-216.oe2203sp4.*'")
     assert upgrades("", running="dnf-automatic-install") is None
 
 
@@ -349,15 +347,13 @@ def test_what_provisioning_mends_is_no_error_before_it():
 )
 def test_all_reduce_gate(play, ray, answer, sentence, tmp_path):
     """Each host starts its part; the first one says how fast it was. Ray's container has the dies."""
-    for name, text in (("systemctl", f"echo {ray}"), ("in-env", f'echo "$@" >>{tmp_path}/words\n{answer}')):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    hosts = {f"h{n}": {"cluster_address": f"10.0.0.{n}", "ansible_python_interpreter": sys.executable} for n in (1, 2)}
-    (tmp_path / "hosts.json").write_text(json.dumps({"npu_hosts": {"hosts": hosts}}))
+    program(tmp_path / "systemctl", f"echo {ray}")
+    program(tmp_path / "in-env", f'echo "$@" >>{tmp_path}/words\n{answer}')
+    hosts = {f"h{n}": {"cluster_address": f"10.0.0.{n}"} for n in (1, 2)}
     values = {"dies_per_host": 16, "npu_preflight_in_env": f"{tmp_path}/in-env", "npu_preflight_all_reduce_gb_s": 80.0}
     values["recipe_settings"] = {"recipe": {"cluster": {"hccl_ports": "64021-64148"}}}
     check = {"tasks": [{"include_role": {"name": "npu_preflight", "tasks_from": "all_reduce"}}]}
-    status, said = play([check], f"--inventory={tmp_path / 'hosts.json'}", path=str(tmp_path), **values)
+    status, said = play([check], hosts=hosts, path=str(tmp_path), **values)
     assert status == (0 if "The all" in sentence or not sentence else 2) and sentence in said, said
     words = (tmp_path / "words").read_text().splitlines() if sentence else []
     assert sorted(line.partition("--node-rank=")[2][:1] for line in words) == ["0", "1"][: len(words)]

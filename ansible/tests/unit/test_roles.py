@@ -19,6 +19,7 @@ from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.sam_rl.ascend.plugins.filter import host
 from ansible_collections.sam_rl.ascend.plugins.modules import support_archive
+from conftest import program
 from role_files import ROLES, read, rendered, tasks
 
 from llm_rl.recipe import Backend
@@ -31,9 +32,30 @@ PINS = {"name": "p", "module": {name: {"recorded": {"patched_tree": tree}} for n
 
 def named(settings, *variables):
     """Variables of role container_image, templated by Ansible."""
-    values = {"pin_set": "p", "container_image_source": {"tree": "a" * 40}, "container_image_archive": "", **settings}
+    values = {"pin_set": "p", "container_image_source": {"stdout": "a" * 40}, "container_image_archive": "", **settings}
     values = read("container_image/vars/main.yml") | {"install_root": "/o", "container_image_backend": "fsdp"} | values
     return [rendered(f"container_image_{name}", **values) for name in variables]
+
+
+def test_sources_are_packed_as_they_are_on_disk(play, tmp_path):
+    """The same ones once, by their tree's id; what git does not track is left out."""
+    names = ["LICENSE", "NOTICE", "ci/a", "llm_rl/a", "patches/a", "pyproject.toml", "sam_core/a", "sam_lab/a"]
+    for name in (*names, "ci/new", "other"):
+        (tmp_path / "repository" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "repository" / name).write_text("1")
+    pack = [{"tasks": [{"include_role": {"name": "container_image", "tasks_from": "pack"}}]}]
+    repository = str(tmp_path / "repository")
+    status, said = play(pack, repository=repository)
+    assert status == 2 and f"{repository} cannot be packed (fatal: not a git repository" in said
+    for words in (["init", "-q"], ["add", "other", *names]):
+        subprocess.run(["git", "-C", repository, *words], check=True)
+    archives = tmp_path / "repository/.cache/ansible"
+    for text, count in (("1", 1), ("1", 1), ("2", 2)):
+        (tmp_path / "repository/ci/a").write_text(text)
+        assert play(pack, repository=repository)[0] == 0 and len([*archives.iterdir()]) == count
+    with tarfile.open(max(archives.iterdir(), key=lambda path: path.stat().st_mtime_ns)) as archive:
+        assert [name for name in archive.getnames() if "." in name or not archive.getmember(name).isdir()] == names
+        assert archive.extractfile("ci/a").read() == b"2"
 
 
 RUN = {"recipe": "r", "cluster_address": "1", "ray_port": 2, "install_root": "/o", "recipe_launch_run": "a"}
@@ -194,8 +216,7 @@ def test_teardown_leaves_what_was_there(tmp_path):
 
 
 def test_teardown_is_refused_while_a_run_is_active(play, tmp_path):
-    (tmp_path / "systemctl").write_text("#!/bin/sh\necho active\n")
-    (tmp_path / "systemctl").chmod(0o755)
+    program(tmp_path / "systemctl", "echo active")
     whole = next(
         play
         for play in DataLoader().load_from_file(str(ROLES.parent / "playbooks/teardown.yml"))
@@ -204,15 +225,13 @@ def test_teardown_is_refused_while_a_run_is_active(play, tmp_path):
     names = [task["name"] for task in whole["tasks"]]
     first = names.index("Read the state of the run")
     assert all("Check" in name for name in names[:first])
-    hosts = {"h1": {"ansible_python_interpreter": sys.executable}, "h2": {}}
-    (tmp_path / "hosts.json").write_text(json.dumps({"npu_hosts": {"hosts": hosts}}))
     tasks = [*whole["tasks"][first : first + 2], {"debug": {"msg": "goes on"}}]
-    words = (f"--inventory={tmp_path / 'hosts.json'}", "--limit=h2")
-    status, said = play([{"tasks": tasks}], *words, path=str(tmp_path))
+    called = {"hosts": {"h1": {}, "h2": {}}, "path": str(tmp_path)}
+    status, said = play([{"tasks": tasks}], "--limit=h2", **called)
     assert status == 2 and "goes on" not in said
     assert "h1: a run is active, expected none: wait for its end, or stop it by" in said
-    (tmp_path / "systemctl").write_text("#!/bin/sh\necho inactive\n")
-    assert play([{"tasks": tasks}], *words, path=str(tmp_path))[0] == 0
+    program(tmp_path / "systemctl", "echo inactive")
+    assert play([{"tasks": tasks}], "--limit=h2", **called)[0] == 0
 
 
 def test_folders_of_work_dir_keep_their_owner(play, as_root, tmp_path):
@@ -319,8 +338,7 @@ def test_packages_of_a_family(path, manager, wanted):
 def test_time_servers_are_added_and_taken_out_again(play, tmp_path):
     """Of chrony's own settings nothing changes; a second call changes nothing."""
     file, called = tmp_path / "chrony.conf", tmp_path / "called"
-    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho $* >>{called}\n")
-    (tmp_path / "systemctl").chmod(0o755)
+    program(tmp_path / "systemctl", f"echo $* >>{called}")
     values = read("host_base/vars/main.yml") | {"host_base_chrony": [str(file), str(tmp_path / "none")]}
     values |= {"ansible_facts": {"pkg_mgr": "apt"}, "host_base_clock": {"stdout_lines": ["chrony.service", "loaded"]}}
     values["host_base_clock"]["stdout"] = "chrony.service\nloaded"
@@ -483,8 +501,7 @@ def test_spare_hosts_take_the_places_of_failed_ones():
 
 
 def test_a_spare_host_is_used_at_once_and_in_later_calls(play, tmp_path):
-    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho $* >>{tmp_path}/called\n")
-    (tmp_path / "systemctl").chmod(0o755)
+    program(tmp_path / "systemctl", f"echo $* >>{tmp_path}/called")
     python = {"ansible_python_interpreter": sys.executable}
     hosts = {name: {"cluster_address": f"10.0.0.{n}", "cluster_interface": "e0"} for n, name in enumerate("abs")}
     groups = {"npu_hosts": {"hosts": {name: hosts[name] for name in "ab"}}, "npu_spares": {"hosts": {"s": hosts["s"]}}}
@@ -571,9 +588,8 @@ def in_env(folder, engine="docker", stand_in='echo "$@"', devices="/dev"):
     values |= {"container_engine": engine, "container_image_folder": str(folder)}
     text = rendered("container_image/templates/in-env.j2", **values)
     (folder / "in-env").write_text(re.sub("/dev/(?=davinci|devmm|hisi)", f"{devices}/", text))
-    (folder / engine).write_text(f"#!/bin/sh\n{stand_in}\n")
-    for program in ("in-env", engine):
-        (folder / program).chmod(0o755)
+    (folder / "in-env").chmod(0o755)
+    program(folder / engine, stand_in)
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
     def call(name):
@@ -661,8 +677,7 @@ def test_no_password_is_an_argument_of_the_build():
 def test_the_image_s_modules_are_imported(play, text, said, tmp_path):
     """A module that is there and cannot be imported is named, with the reason."""
     (tmp_path / "engine_of_verl.py").write_text(text)
-    (tmp_path / "in-env").write_text(f'#!/bin/sh\ncd {tmp_path}; shift 2; exec {sys.executable} "$@"\n')
-    (tmp_path / "in-env").chmod(0o755)
+    program(tmp_path / "in-env", f'cd {tmp_path}; shift 2; exec {sys.executable} "$@"')
     settings = {"recipe": "r", "pins": {"runtime": {"npu": {"imports": {"megatron": ["json", "engine_of_verl"]}}}}}
     settings |= {"container_image_in_env": str(tmp_path / "in-env"), "container_image_backend": "megatron"}
     check = {"tasks": [{"include_role": {"name": "container_image", "tasks_from": "imports"}}]}

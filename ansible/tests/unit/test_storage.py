@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 from ansible_collections.sam_rl.ascend.plugins.filter import preflight
-from conftest import ANSIBLE
+from conftest import ANSIBLE, program
 from role_files import read, rendered
 
 
@@ -68,16 +68,12 @@ def test_a_host_without_the_shared_folder_is_found_alone(play, apart, limit, sen
         folder.mkdir(parents=True)
     script = tmp_path / "python"
     mount = 'mount --bind "$0" "$1" && shift && exec "$@"'
-    script.write_text(f"#!/bin/sh\nexec unshare --mount sh -c '{mount}' {own} {work} {sys.executable} \"$@\"\n")
-    script.chmod(0o755)
+    program(script, f"exec unshare --mount sh -c '{mount}' {own} {work} {sys.executable} \"$@\"")
     if apart and subprocess.run([script, "-c", ""], capture_output=True).returncode != 0:
         pytest.skip("needs the right to mount")
-    hosts = {host: {"ansible_python_interpreter": sys.executable} for host in ("h1", "h2")}
-    if apart:
-        hosts[apart]["ansible_python_interpreter"] = str(script)
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": hosts}}))
+    hosts = {host: {"ansible_python_interpreter": str(script)} if host == apart else {} for host in ("h1", "h2")}
     check = {"tasks": [{"include_role": {"name": "npu_preflight", "tasks_from": "runs"}}]}
-    status, said = play([check], f"--limit={limit}", f"--inventory={tmp_path / 'hosts.yml'}", work_dir=str(work))
+    status, said = play([check], f"--limit={limit}", hosts=hosts, work_dir=str(work))
     assert status == (2 if sentence else 0), said
     assert not sentence or sentence.format(work) in said
     assert not [*work.glob("**/.sam-rl-shared-*"), *own.glob("**/.sam-rl-shared-*")]
@@ -93,16 +89,13 @@ def test_a_host_without_the_shared_folder_is_found_alone(play, apart, limit, sen
 )
 def test_storage_is_measured_by_all_hosts_together(play, settings, sentence, tmp_path):
     """Both hosts are this machine. Nothing is left, and an active run is not disturbed."""
-    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho {settings.pop('state', 'inactive')}\n")
-    (tmp_path / "systemctl").chmod(0o755)
-    hosts = {host: {"ansible_python_interpreter": sys.executable} for host in ("h1", "h2")}
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": hosts}}))
+    program(tmp_path / "systemctl", f"echo {settings.pop('state', 'inactive')}")
     work = tmp_path / "work"
     (work / "runs").mkdir(parents=True)
     values = {"work_dir": str(work), "recipe": "r", "recipe_settings": {"checkpoint_gb": 1, "checkpoints": 4}}
     values |= {"npu_preflight_write_seconds": 0.1, "npu_preflight_write_gb": 0.1, **settings}
     check = {"tasks": [{"include_role": {"name": "npu_preflight", "tasks_from": "storage"}}]}
-    status, said = play([check], f"--inventory={tmp_path / 'hosts.yml'}", path=str(tmp_path), **values)
+    status, said = play([check], hosts={"h1": {}, "h2": {}}, path=str(tmp_path), **values)
     assert status == (2 if "expected" in sentence else 0), said
     assert re.search(sentence.format(re.escape(str(work))), said) and ("GB/s" in said) == (sentence != "PLAY RECAP")
     assert [path.name for path in work.rglob("*") if path.is_file()] == []

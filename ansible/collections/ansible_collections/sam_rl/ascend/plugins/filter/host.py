@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that read the output of commands on a host."""
+"""Filters that read the output of commands on a host, or write text for its systemd."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from typing import Any
 
 MIN_FREE_GB = 1
 """Of the disk of a run that failed; with less, that is named as the reason."""
+
+ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "$": "$$", "%": "%%"})
+
+
+def systemd_word(text: str) -> str:
+    """One word of a command in a unit: quoted, with nothing that systemd would expand."""
+    return f'"{str(text).translate(ESCAPES)}"'
 
 
 def sysctl_changes(printed: str, expected: Mapping[str, str]) -> list[list[str]]:
@@ -29,18 +36,19 @@ def site_ports(printed: str) -> str:
     """
     lines = dict(re.findall(r"^(\w+): *(.*?) *$", printed, re.MULTILINE))
     now, site, written = (ports_in(lines.get(name, "")) for name in ("now", "site", "written"))
-    return _ranges(now - written | site)
+    return ranges(now - written | site)
 
 
 def joined_ports(values: Iterable[str]) -> str:
     """The ports of all values of net.ipv4.ip_local_reserved_ports, as the kernel prints them."""
-    return _ranges(set().union(*map(ports_in, values)))
+    return ranges(set().union(*map(ports_in, values)))
 
 
-def _ranges(ports: set[int]) -> str:
-    firsts = sorted(port for port in ports if port - 1 not in ports)
-    lasts = sorted(port for port in ports if port + 1 not in ports)
-    return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in zip(firsts, lasts, strict=True))
+def ranges(numbers: set[int], comma: str = ",") -> str:
+    """Numbers as the kernel prints them: "1-3,8"."""
+    firsts = sorted(number for number in numbers if number - 1 not in numbers)
+    lasts = sorted(number for number in numbers if number + 1 not in numbers)
+    return comma.join(f"{a}-{b}" if a != b else str(a) for a, b in zip(firsts, lasts, strict=True))
 
 
 def ports_in(value: str) -> set[int]:
@@ -191,6 +199,7 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         return {
+            "systemd_word": systemd_word,
             "sysctl_changes": sysctl_changes,
             "site_ports": site_ports,
             "joined_ports": joined_ports,

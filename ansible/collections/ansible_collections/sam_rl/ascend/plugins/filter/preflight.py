@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ansible_collections.sam_rl.ascend.plugins.filter.host import ports_in
+from ansible_collections.sam_rl.ascend.plugins.filter.host import ports_in, ranges
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable, parse_chrony
 
 MISSING, TIMED_OUT = 127, 124
@@ -147,14 +147,7 @@ def by_dies(problems: Iterable[Mapping]) -> list[str]:
 
 def _dies(numbers: list[int]) -> str:
     """`die 3`, `dies 0-3, 8`, or nothing."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    listed = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"die{'s' if len(numbers) > 1 else ''} {listed}" if numbers else ""
+    return f"die{'s' if len(numbers) > 1 else ''} {ranges(set(numbers), ', ')}" if numbers else ""
 
 
 def npu_problems(state: Mapping, want: Mapping) -> list[str]:

@@ -39,32 +39,6 @@ from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import (
 )
 
 
-def listening():
-    found: dict[str, list[str]] = {}
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(path) as file:
-                for port, addresses in parse_listening(file.read()).items():
-                    found.setdefault(str(port), []).extend(addresses)
-        except OSError:
-            pass  # a kernel without IPv6 has no tcp6
-    return found
-
-
-def firewalls(module):
-    """Those that drop what the rules of role ray_cluster let in; they are as strict as the strictest."""
-    found = []
-    if module.run_command(["systemctl", "is-active", "--quiet", "firewalld.service"])[0] == 0:
-        found.append("firewalld")
-    try:
-        with open("/etc/ufw/ufw.conf") as file:
-            if parse_ufw(file.read()):
-                found.append("ufw")
-    except OSError:
-        pass  # not installed
-    return found
-
-
 def said(*words):
     """What a command prints, or nothing if it is not there or fails."""
     try:
@@ -75,6 +49,7 @@ def said(*words):
 
 
 def content(path):
+    """The text of a file, or nothing if it is not there; a kernel without IPv6 has no tcp6."""
     try:
         with open(path) as file:
             return file.read()
@@ -82,8 +57,22 @@ def content(path):
         return ""
 
 
-def active(*timers):
-    return "active" in said("systemctl", "show", "--property=ActiveState", "--value", *timers).splitlines()
+def active(*units):
+    return "active" in said("systemctl", "show", "--property=ActiveState", "--value", *units).splitlines()
+
+
+def listening():
+    found: dict[str, list[str]] = {}
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for port, addresses in parse_listening(content(path)).items():
+            found.setdefault(str(port), []).extend(addresses)
+    return found
+
+
+def firewalls():
+    """Those that drop what the rules of role ray_cluster let in; they are as strict as the strictest."""
+    states = {"firewalld": active("firewalld.service"), "ufw": parse_ufw(content("/etc/ufw/ufw.conf"))}
+    return [name for name, is_active in states.items() if is_active]
 
 
 def kernel_upgrades():
@@ -128,7 +117,7 @@ def main():
         free_gb={path: round(free_gb(path), 1) for path in module.params["paths"]},
         listening=listening(),
         unreachable_peers=[{"address": key[0], "reason": key[1], "ports": ports} for key, ports in lost.items()],
-        firewalls=firewalls(module),
+        firewalls=firewalls(),
         kernel_upgrades=kernel_upgrades(),
     )
 

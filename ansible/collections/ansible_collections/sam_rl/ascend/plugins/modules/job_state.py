@@ -13,7 +13,6 @@ options:
   offset: {description: Bytes of the log that were read already; -1 starts with its last lines, type: int, default: 0}
   steps: {description: "verl's step log, for C(step)", type: path}
   peers: {description: "What must answer: host, address, port", type: list, elements: dict, default: []}
-  timeout: {description: Bound of a connection in seconds, type: int, default: 4}
 """
 RETURN = r"""
 active: {description: ActiveState of the unit, type: str, returned: always}
@@ -69,7 +68,6 @@ def main():
             "offset": {"type": "int", "default": 0},
             "steps": {"type": "path"},
             "peers": {"type": "list", "elements": "dict", "default": []},
-            "timeout": {"type": "int", "default": 4},
         },
         supports_check_mode=True,
     )
@@ -95,7 +93,7 @@ def main():
         )
     status, result = int(found.get("ExecMainStatus") or 0), found.get("Result", "")
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda peer: (peer["host"], no_connection(peer, module.params["timeout"])), peers))
+        answers = list(pool.map(lambda peer: (peer["host"], no_connection(peer)), peers))
     module.exit_json(
         changed=False,
         active=found.get("ActiveState", ""),
@@ -142,9 +140,9 @@ def finished_step(steps):
     return found
 
 
-def no_connection(peer, timeout):
+def no_connection(peer):
     """None, or why nothing listens at the peer's port."""
-    return reachable(str(peer["address"]), int(peer["port"]), timeout, refused_is_answer=False)
+    return reachable(str(peer["address"]), int(peer["port"]), timeout=4, refused_is_answer=False)
 
 
 if __name__ == "__main__":

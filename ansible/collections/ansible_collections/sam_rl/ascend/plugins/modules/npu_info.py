@@ -20,7 +20,6 @@ options:
     description: Addresses to reach over HCCS, one for each die by physical id. With it only these pings are made.
     type: dict
     default: {}
-  timeout: {description: Bound of one call of a tool in seconds, type: int, default: 30}
 """
 RETURN = r"""
 version: {description: Version of the driver as npu-smi says it, or null, type: str, returned: always}
@@ -55,13 +54,15 @@ from ansible_collections.sam_rl.ascend.plugins.module_utils.npu import (
     problem,
 )
 
+TIMEOUT = 30
+"""Seconds that one call of a tool may take."""
+
 
 class Tool:
     """npu-smi or hccn_tool; raises Unreadable where it is missing, fails or does not return."""
 
-    def __init__(self, name, timeout):
+    def __init__(self, name):
         self.name = os.path.basename(name)
-        self.timeout = timeout
         try:
             self.path = get_bin_path(name, opt_dirs=["/usr/local/Ascend/driver/tools"])
         except ValueError:
@@ -77,10 +78,10 @@ class Tool:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=self.timeout,
+                timeout=TIMEOUT,
             )
         except subprocess.TimeoutExpired:
-            raise Unreadable(f"`{shown}` did not end within {self.timeout} s") from None
+            raise Unreadable(f"`{shown}` did not end within {TIMEOUT} s") from None
         except OSError as error:
             raise Unreadable(f"`{shown}` cannot be run ({error.strerror})") from None
         text = done.stdout.decode("utf-8", "replace")
@@ -211,11 +212,10 @@ def main():
             "hccn_conf": {"type": "path", "default": "/etc/hccn.conf"},
             "accepted_health": {"type": "list", "elements": "str", "default": []},
             "ping": {"type": "dict", "default": {}},
-            "timeout": {"type": "int", "default": 30},
         },
         supports_check_mode=True,
     )
-    smi, hccn = (Tool(module.params[name], module.params["timeout"]) for name in ("npu_smi", "hccn_tool"))
+    smi, hccn = (Tool(module.params[name]) for name in ("npu_smi", "hccn_tool"))
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         if module.params["ping"]:
             targets = sorted((str(phy), str(address)) for phy, address in module.params["ping"].items())
