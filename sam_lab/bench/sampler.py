@@ -280,7 +280,7 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     progress = Progress()
-    pinned = pins.opened("vllm-0.11").modules["vllm_ascend"]
+    pinned = pins.PinSet("vllm-0.11").modules["vllm_ascend"]
     releases = {"0.11": release(pinned, args.device), "0.13": release(LATER, args.device)}
     measured = []
     for batch, rounds in ({1: 3, 8: 3, 32: 3} if args.quick else ROUNDS).items():
