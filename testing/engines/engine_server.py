@@ -292,7 +292,7 @@ class AsyncServer:
         self.log = StepLog()
         self.log.path = os.devnull
         self.loop = asyncio.new_event_loop()
-        self.requests, self.sent = 0, []
+        self.requests = 0
 
         async def start():
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings), stat_loggers=[self.log])
@@ -319,34 +319,11 @@ class AsyncServer:
             return await asyncio.gather(*map(generate, prompts, max_tokens, each))
 
         answers, routed = zip(*self.loop.run_until_complete(generate_all()), strict=True)
-        return {"answers": answers, "routed_experts": routed, "rows": self.log._rows, "sent": self.sent}
+        return {"answers": answers, "routed_experts": routed, "rows": self.log._rows}
 
     def in_workers(self, function, arguments):
         """As a Server's."""
         return self.loop.run_until_complete(self.engine.collective_rpc(function, kwargs=arguments))
-
-    def drafters(self):
-        """Counters of all engines, and those of the first alone."""
-        from sam_core.engines.vllm.step_log import drafter_counters
-
-        return [self.loop.run_until_complete(drafter_counters(self.engine)), self.in_workers(counters, {})[0]]
-
-    def note_engines(self, routed):
-        """From now on `run` returns as `sent` [prompt, index of the data-parallel engine] of each request since then.
-
-        routed: False to let vLLM choose by load.
-        """
-        client, self.sent = self.engine.engine_core, []
-        choose = type(client).get_core_engine_for_request
-
-        def noting(request):
-            engine = choose(client, request)
-            self.sent.append([request.prompt_token_ids, client.core_engines.index(engine)])
-            return engine
-
-        client.get_core_engine_for_request = noting
-        if not routed:
-            client.sam_routes = None
 
     def stop(self):
         self.engine.shutdown()
