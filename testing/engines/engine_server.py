@@ -15,7 +15,7 @@ import sys
 import traceback
 
 import noting_pool
-import stop_checks
+import tiny_qwen3
 from ascend_engine import OLD
 from llm_engine import GREEDY, Engine
 
@@ -234,7 +234,7 @@ class Server(Engine):
         Returns:
             answers: token ids of each.
             logprobs: of each, for every token [[token, log-probability], ...] or None.
-            ends: of each, its text, finish_reason and stop_reason; requests with `stop` have stop_checks' tokenizer.
+            ends: of each, its text, finish_reason and stop_reason; with `stop` its tokens are tiny_qwen3.LETTERS.
             routed_experts: of each, as the function of this name returns them.
             rows: the StepLog's, one for each engine step.
             preemptions: in this run.
@@ -243,7 +243,8 @@ class Server(Engine):
             if "logit_bias" in arguments:  # JSON has no integer keys
                 arguments["logit_bias"] = {int(token): bias for token, bias in arguments["logit_bias"].items()}
             if "stop" in arguments:
-                arguments["detokenize"], self.engine.output_processor.tokenizer = True, stop_checks.tokenizer()
+                arguments["detokenize"] = True
+                self.engine.output_processor.tokenizer = tiny_qwen3.tokenizer(tiny_qwen3.LETTERS)
         interrupt = (lambda engine: self.renew(renew)) if renew else None
         answers = super().run(prompts, max_tokens, stagger, abort, each, interrupt, after)
         outputs = [output and output.outputs[0] for output in self.outputs]

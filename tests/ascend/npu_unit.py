@@ -2,8 +2,8 @@
 """Checks of vllm-ascend's and the stand-in's functions that need no engine, all in one process on platform npu.
 
 usage: npu_unit.py   (prints one JSON object, {check: null, or the text of what it raised})
-A check is a function of this module, npu_graphs, npu_options, client_checks or stop_checks whose name begins with
-`check_`; each stands for one test.
+A check is a function of this module, npu_graphs, npu_options or client_checks whose name begins with `check_`; each
+stands for one test.
 """
 
 import dataclasses
@@ -18,7 +18,6 @@ import client_checks
 import npu_graphs
 import npu_options
 import numpy as np
-import stop_checks
 import torch
 import torch_npu  # noqa: F401  registers the device
 from ascend_engine import OLD
@@ -126,7 +125,7 @@ if __name__ == "__main__":
     os.dup2(2, 1)
     if not OLD:
         import vllm_ascend.worker.worker  # noqa: F401  its modules import each other: this order works
-    modules = (npu_options, npu_graphs, client_checks, stop_checks)
+    modules = (npu_options, npu_graphs, client_checks)
     for name, check in [*globals().items(), *(item for module in modules for item in vars(module).items())]:
         if not name.startswith("check_"):
             continue

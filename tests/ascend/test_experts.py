@@ -9,6 +9,7 @@ import pytest
 import tiny_qwen3
 from ascend_engine import OLD, Engine
 from engine_checks import speculated
+from test_stop_strings import STOPS
 
 pytestmark = pytest.mark.skipif(OLD, reason="0.11 spreads experts in verl's synchronous rollout: tests/rollout")
 NUM_EXPERTS = 8
@@ -19,6 +20,8 @@ SPREAD["compilation_config"] = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph
 SPREAD["additional_config"] = {"enable_fused_mc2": 1}
 LENGTHS = [30 + 10 * i for i in range(7)]
 SEEDS = [{"temperature": 1.0, "seed": seed} for seed in range(7)]
+ENDS = [{"stop": STOPS[i % len(STOPS)], "min_tokens": 4 * i} for i in range(7)]
+"""Some answers end inside a draft, and their experts with them."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def mixture(tmp_path_factory):
 def expected(mixture, prompts):
     """Greedy and sampled answers of one rank, each with the experts of its tokens, for verl's router replay (R3)."""
     engine = Engine(mixture, additional_config={"sam_verify": "seeded"}, **SIZES, **RECORD)
-    answers = [(engine.run(prompts[:7], LENGTHS, each=each), engine.routed_experts) for each in (None, SEEDS)]
+    answers = [(engine.run(prompts[:7], LENGTHS, each=each), engine.routed_experts) for each in (None, SEEDS, ENDS)]
     engine.stop()
     recorded = answers[0][1]
     assert [len(tokens) for tokens in recorded] == [len(p) + n - 1 for p, n in zip(prompts, LENGTHS, strict=False)]
@@ -43,7 +46,7 @@ def expected(mixture, prompts):
 def test_recorded_experts_are_those_without_speculation(mixture, expected, prompts):
     """On one rank: over several, vllm-ascend's recorder ends the engine."""
     engine = Engine(mixture, sam={"verify": "seeded", "threshold": 5}, **SIZES, **RECORD)
-    for answers, each in zip(expected, (None, SEEDS), strict=True):
+    for answers, each in zip(expected, (None, SEEDS, ENDS), strict=True):
         assert (engine.run(prompts[:7], LENGTHS, each=each), engine.routed_experts) == answers
         speculated(engine)
     engine.stop()
@@ -51,7 +54,7 @@ def test_recorded_experts_are_those_without_speculation(mixture, expected, promp
 
 def test_answers_are_those_of_one_rank_without_speculation(mixture, expected, prompts):
     """By the fused operator, in graphs."""
-    (greedy, _), (sampled, _) = expected
+    (greedy, _), (sampled, _), _ = expected
     spread = Engine(mixture, "a3", sam={"verify": "seeded", "threshold": 5}, **SIZES, **SPREAD)
     before = spread.ask("calls")[0]
     assert spread.run(prompts[:7], LENGTHS) == greedy

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captured graphs of decoding: every step of decoding hits one, and the answers stay the same."""
 
-import random
-
 import pytest
 from ascend_engine import OLD
 from engine_checks import speculated
-from tiny_qwen3 import VOCAB
 
 pytestmark = pytest.mark.skipif(OLD, reason="with 0.11 an engine runs eagerly")
 K = 3
@@ -39,25 +36,6 @@ def test_every_step_of_decoding_hits_a_graph(cpu, graphs, prompts):
         sizes = {step.graph_tokens for step in steps if step.lengths == [length]}
         assert len(sizes) > 1, f"graphs of {length} tokens a request: {sizes}"
         assert any(step.graph_requests > step.requests for step in decoding(steps) if step.lengths == [length])
-
-
-def test_arrivals_and_the_end_of_the_context(cpu, graphs):
-    """In a step that reads a prompt nothing is captured; with a request without room for K tokens nothing is
-    drafted."""
-    rng = random.Random(5)
-    prompts = [[rng.randrange(VOCAB - 1) for _ in range(8)] * 5 for _ in range(4)]
-    prompts[3] = (prompts[3] * 7)[:252]
-    lengths = [60, 50, 40, 4]
-    graphs.steps()
-    assert graphs.run(prompts, lengths, stagger=6) == cpu.run(prompts, lengths, stagger=6)
-    speculated(graphs)
-    steps, _ = graphs.steps()
-    assert all(step.mode == "FULL" and len(step.lengths) == 1 for step in decoding(steps))
-    mixed = [step for step in steps if step not in decoding(steps)]
-    assert len(mixed) >= 3 and {step.mode for step in mixed} == {"NONE"}  # two prompts may come at once
-    four = [step.lengths for step in steps if step.requests == 4 and step not in mixed]
-    assert [1] in four, "the request at the end of the context was drafted for"
-    assert [K + 1] in [step.lengths for step in steps]
 
 
 @pytest.mark.parametrize("mode", ["full_decode_only", "full_and_piecewise", "vllms_own_runner"])

@@ -4,6 +4,7 @@
 from pathlib import Path
 
 import adapter
+import pytest
 from cpu_engine import Engine
 from engine_checks import settled, speculated
 
@@ -23,6 +24,7 @@ def test_adapters_with_drafts(model, plain, tmp_path):
         engine.stop()
 
 
+@pytest.mark.slow
 def test_beam_search_is_that_of_plain():
     """It asks for one token of each beam, so nothing is verified; and it needs a tokenizer."""
     from vllm import LLM
@@ -37,6 +39,7 @@ def test_beam_search_is_that_of_plain():
     assert beams[0] == beams[1] and len(beams[0][0]) == 3
 
 
+@pytest.mark.slow
 def test_pooling_is_served(model):
     from vllm import PoolingParams
 

@@ -136,6 +136,7 @@ def test_a_sleep_may_abort_what_runs(plain, asynchronous, prompts, model):
     speculated(asynchronous)
 
 
+@pytest.mark.slow
 def test_adapters(model, device, plain, prompts, tmp_path):
     """Requests with a LoRA adapter and without, which share prompts and so drafts. The adapter also changes logits,
     and a draft has several rows of them. Eight requests at once get no drafts, and so give the expected texts."""

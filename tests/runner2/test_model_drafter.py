@@ -84,6 +84,7 @@ def test_texts_of_random_schedules(plain, with_draft_model):
     assert preemptions > 0
 
 
+@pytest.mark.slow
 def test_new_text_is_drafted_by_the_model_and_known_text_by_the_automaton(plain, with_draft_model, prompts):
     counted = []
     for _ in range(2):
@@ -94,6 +95,7 @@ def test_new_text_is_drafted_by_the_model_and_known_text_by_the_automaton(plain,
     assert counted[1]["model_tokens"] < counted[0]["model_tokens"] / 2
 
 
+@pytest.mark.slow
 def test_by_batch_size_and_synchronously(plain, model, noisy, prompts):
     engine = start(model, SEEDED, drafter=noisy, async_scheduling=False)
     for each in (None, SAMPLED):
@@ -103,6 +105,7 @@ def test_by_batch_size_and_synchronously(plain, model, noisy, prompts):
     engine.stop()
 
 
+@pytest.mark.slow
 def test_eagle3_drafts_from_hidden_states(device, tmp_path_factory, prompts):
     """Its untrained head is never right. Later passes run at first, and then no more, where vLLM can leave them out."""
     target, head = (tmp_path_factory.mktemp(name) for name in ("target", "head"))
