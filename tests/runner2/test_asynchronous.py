@@ -113,27 +113,18 @@ def reset_cache(engine):
     assert engine.reset_prefix_cache(reset_running_requests=True)
 
 
-def renew(weights, mode="keep"):
+def renew(weights):
     """Puts an engine to sleep, gives it new weights and wakes it. On a CPU its memory stays; all else is as on a
     GPU."""
 
     def sleep_and_wake(engine):
-        engine.sleep(level=2, mode=mode)
+        engine.sleep(level=2, mode="keep")
         assert engine.is_sleeping()
         engine.collective_rpc("reload_weights", kwargs={"weights_path": str(weights)})
         engine.wake_up()
         assert not engine.is_sleeping()
 
     return sleep_and_wake
-
-
-def test_a_sleep_may_abort_what_runs(plain, asynchronous, prompts, model):
-    whole = plain.run(prompts[:4], 40)
-    answers = asynchronous.run(prompts[:4], 40, interrupt=renew(model, "abort"))
-    assert all(answer == text[: len(answer)] and len(answer) < 40 for answer, text in zip(answers, whole, strict=True))
-    settled(asynchronous)
-    assert asynchronous.run(prompts[:4], 40) == whole
-    speculated(asynchronous)
 
 
 @pytest.mark.slow
