@@ -6,7 +6,6 @@ import random
 import pytest
 from schedule_draws import FAMILIES, NEED_TEXT, WORDS
 from thinking import START
-from vllm.sampling_params import RequestOutputKind
 
 KINDS = ("repetition_penalty", "penalties", "allowed_token_ids", "min_tokens", "bad_words", "logprobs")
 KINDS += ("prompt_logprobs", "min_p", "logit_bias")
@@ -20,6 +19,8 @@ def requests(kind, kinds, num, longest, **common):
     kind: some requests have settings of this kind, or of any of `kinds` with "all"; common: settings of all requests,
     including temperature.
     """
+    from vllm.sampling_params import RequestOutputKind
+
     rng = random.Random(1)
     prompts = [[rng.randrange(59) for _ in range(rng.randrange(4, 30))] + START for _ in range(num // 2 + 1)]
     lengths, each = [rng.randrange(20, longest) for _ in range(num)], []
