@@ -45,6 +45,18 @@ def rotate(x, cos, sin):
 
 
 @counted
+def _npu_rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox_style=True):
+    """positions int[N]; query, key [N, heads * head_size], changed in place; cos_sin_cache [length, head_size]."""
+    n = positions.numel()
+    assert is_neox_style and query.shape[0] == key.shape[0] == n, (query.shape, key.shape, n)
+    assert cos_sin_cache.shape[-1] == head_size, (cos_sin_cache.shape, head_size)
+    assert query.dtype == key.dtype == cos_sin_cache.dtype, (query.dtype, key.dtype, cos_sin_cache.dtype)
+    cos, sin = cos_sin_cache[positions.flatten().long(), None].chunk(2, -1)
+    for x in (query, key):
+        x.copy_(rotate(x.view(n, -1, head_size), cos, sin).view(x.shape))
+
+
+@counted
 def npu_apply_rotary_pos_emb(query, key, cos, sin):
     """query, key [1, N, heads, D], changed in place and returned; cos, sin [1, N, 1, D], halves alike."""
     n, size = query.shape[1], query.shape[-1]

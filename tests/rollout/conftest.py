@@ -9,7 +9,7 @@ from tiny_qwen3 import VOCAB
 
 
 def save(folder, **more):
-    tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=2, head_dim=128, **more)
+    tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=2, head_dim=32, **more)
     tiny_qwen3.save_tokenizer(folder, [f"t{i}" for i in range(VOCAB)], pad_token="t0")
     return folder
 
