@@ -32,8 +32,9 @@ for asked in json.loads(sys.argv[2]):
         engine = LLMEngine.from_engine_args(EngineArgs(model=sys.argv[1], **settings, **asked))
         engine.add_request("a", {"prompt_token_ids": [1, 2, 3, 1, 2, 3]}, sampling)
         while engine.has_unfinished_requests():
-            (output,) = engine.step()
-        found.append([*output.outputs[0].token_ids])
+            for output in engine.step():
+                tokens = [*output.outputs[0].token_ids]
+        found.append(tokens)
     except Exception as error:
         found.append(str(error))
 print(json.dumps(found), file=channel, flush=True)
