@@ -15,7 +15,7 @@ import sys
 import traceback
 
 import noting_pool
-import stop_checks
+import tiny_qwen3
 from ascend_engine import OLD
 from llm_engine import GREEDY, Engine
 
@@ -234,7 +234,7 @@ class Server(Engine):
         Returns:
             answers: token ids of each.
             logprobs: of each, for every token [[token, log-probability], ...] or None.
-            ends: of each, its text, finish_reason and stop_reason; requests with `stop` have stop_checks' tokenizer.
+            ends: of each, its text, finish_reason and stop_reason; with `stop` its tokens are tiny_qwen3.LETTERS.
             routed_experts: of each, as the function of this name returns them.
             rows: the StepLog's, one for each engine step.
             preemptions: in this run.
@@ -243,7 +243,8 @@ class Server(Engine):
             if "logit_bias" in arguments:  # JSON has no integer keys
                 arguments["logit_bias"] = {int(token): bias for token, bias in arguments["logit_bias"].items()}
             if "stop" in arguments:
-                arguments["detokenize"], self.engine.output_processor.tokenizer = True, stop_checks.tokenizer()
+                arguments["detokenize"] = True
+                self.engine.output_processor.tokenizer = tiny_qwen3.tokenizer(tiny_qwen3.LETTERS)
         interrupt = (lambda engine: self.renew(renew)) if renew else None
         answers = super().run(prompts, max_tokens, stagger, abort, each, interrupt, after)
         outputs = [output and output.outputs[0] for output in self.outputs]
@@ -292,7 +293,7 @@ class AsyncServer:
         self.log = StepLog()
         self.log.path = os.devnull
         self.loop = asyncio.new_event_loop()
-        self.requests, self.sent = 0, []
+        self.requests = 0
 
         async def start():
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings), stat_loggers=[self.log])
@@ -319,34 +320,11 @@ class AsyncServer:
             return await asyncio.gather(*map(generate, prompts, max_tokens, each))
 
         answers, routed = zip(*self.loop.run_until_complete(generate_all()), strict=True)
-        return {"answers": answers, "routed_experts": routed, "rows": self.log._rows, "sent": self.sent}
+        return {"answers": answers, "routed_experts": routed, "rows": self.log._rows}
 
     def in_workers(self, function, arguments):
         """As a Server's."""
         return self.loop.run_until_complete(self.engine.collective_rpc(function, kwargs=arguments))
-
-    def drafters(self):
-        """Counters of all engines, and those of the first alone."""
-        from sam_core.engines.vllm.step_log import drafter_counters
-
-        return [self.loop.run_until_complete(drafter_counters(self.engine)), self.in_workers(counters, {})[0]]
-
-    def note_engines(self, routed):
-        """From now on `run` returns as `sent` [prompt, index of the data-parallel engine] of each request since then.
-
-        routed: False to let vLLM choose by load.
-        """
-        client, self.sent = self.engine.engine_core, []
-        choose = type(client).get_core_engine_for_request
-
-        def noting(request):
-            engine = choose(client, request)
-            self.sent.append([request.prompt_token_ids, client.core_engines.index(engine)])
-            return engine
-
-        client.get_core_engine_for_request = noting
-        if not routed:
-            client.sam_routes = None
 
     def stop(self):
         self.engine.shutdown()

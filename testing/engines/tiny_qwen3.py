@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models and prompts for tests that start engines."""
 
+import itertools
 import random
 
 VOCAB = 64
+LETTERS = ["".join(word) for n in (1, 2, 3, 4) for word in itertools.product("abc", repeat=n)][: VOCAB - 1] + ["<end>"]
+"""Words of one to four letters: a stop string begins and ends anywhere in a token, and several end in one step."""
 
 
 def repeated_prompts(num: int) -> list[list[int]]:
@@ -163,11 +166,15 @@ def save_eagle3(folder, model):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def save_tokenizer(folder, words, **special):
-    """Save a tokenizer whose tokens are these words, the last of which ends texts. special: other special tokens."""
+def tokenizer(words, **special):
+    """A tokenizer whose tokens are these words, the last of which ends texts. special: other special tokens."""
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="z"))
     tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=words[-1], **special).save_pretrained(folder)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=words[-1], **special)
+
+
+def save_tokenizer(folder, words, **special):
+    tokenizer(words, **special).save_pretrained(folder)

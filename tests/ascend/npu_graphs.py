@@ -6,7 +6,6 @@ import tempfile
 import types
 
 import numpy as np
-import pytest
 import torch
 
 
@@ -21,7 +20,7 @@ def set_ascend_config():
     module._ASCEND_CONFIG = types.SimpleNamespace(ascend_compilation_config=None, eplb_config=None, **settings)
 
 
-def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), sequence_parallel=1, vllm=False):
+def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), vllm=False):
     """A runner that drafts 3 tokens, with its graphs, as far as dispatch needs it; ranks: its number, and of how many.
 
     vllm: vLLM's own runner, which on a GPU captures its graphs.
@@ -35,13 +34,11 @@ def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), seq
     set_ascend_config()
     compilation = CompilationConfig(mode=3, cudagraph_mode=mode, cudagraph_capture_sizes=list(sizes))
     compilation.max_cudagraph_capture_size = max(sizes)
-    compilation.pass_config.enable_sp = sequence_parallel > 1
     compilation.set_splitting_ops_for_v1(all2all_backend="naive", data_parallel_size=ranks[1])
-    parallel = {"data_parallel_rank": ranks[0], "data_parallel_size": ranks[1]}
-    parallel |= {"tensor_parallel_size": sequence_parallel}
+    parallel = {"data_parallel_rank": ranks[0], "data_parallel_size": ranks[1], "tensor_parallel_size": 1}
     speculative = types.SimpleNamespace(method="sam", num_speculative_tokens=3)
     config = types.SimpleNamespace(
-        additional_config={"enable_flashcomm1": sequence_parallel > 1, "refresh": True},
+        additional_config={"enable_flashcomm1": False, "refresh": True},
         compilation_config=compilation,
         lora_config=None,
         observability_config=types.SimpleNamespace(cudagraph_metrics=False),
@@ -59,7 +56,7 @@ def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), seq
     runner.max_num_reqs, runner.use_aclgraph, runner.uniform_decode_query_len = max_num_seqs, False, 4
     runner.input_batch = types.SimpleNamespace(lora_id_to_lora_request={}, num_computed_tokens_cpu=np.ones(64, int))
     runner.cudagraph_dispatcher = CudagraphDispatcher(config)
-    resolved = compilation.resolve_cudagraph_mode_and_sizes(AttentionCGSupport.ALWAYS, None, 4, sequence_parallel)
+    resolved = compilation.resolve_cudagraph_mode_and_sizes(AttentionCGSupport.ALWAYS, None, 4, 1)
     runner.cudagraph_dispatcher.initialize_cudagraph_keys(resolved, 4)
     runner.cudagraph_dispatcher.add_decode_query_len(1)
     return runner
@@ -176,16 +173,6 @@ def check_ranks_of_data_parallelism_agree_on_a_graph():
         assert first[0] == second[0] == mode and first[3] == second[3], (first, second)
         if mode == "FULL":
             assert first[1] == second[1] == first[3] == tokens and (first[2], second[2]) == requests, (first, second)
-
-
-def check_sequence_parallelism_needs_sizes_that_both_divide():
-    """3 drafts and 8 ranks: sizes that 4 and 8 divide. 3 drafts and 3 ranks: none, said at start-up."""
-    runner = graph_runner("FULL_DECODE_ONLY", sequence_parallel=8)
-    assert runner.compilation_config.cudagraph_capture_sizes == list(range(8, 65, 8))
-    assert graph_of(runner, [1] * 5) == ("FULL", 8, 8, None)
-    assert graph_of(runner, [4] * 3) == ("FULL", 16, 4, None)
-    with pytest.raises(ValueError, match="adjust num_speculative_tokens"):
-        graph_runner("FULL_DECODE_ONLY", sequence_parallel=3)
 
 
 def check_vllms_own_runner_pads_for_its_graphs():

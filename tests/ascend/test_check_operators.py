@@ -9,6 +9,7 @@ from ascend_engine import OLD, start
 from tiny_qwen3 import VOCAB
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not OLD, reason="tests/evaluation has it on vLLM's own platform")
 def test_decoding_and_verification_agree(model, tmp_path):
     rng = random.Random(3)

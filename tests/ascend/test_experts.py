@@ -9,21 +9,19 @@ import pytest
 import tiny_qwen3
 from ascend_engine import OLD, Engine
 from engine_checks import speculated
+from test_stop_strings import STOPS
 
 pytestmark = pytest.mark.skipif(OLD, reason="0.11 spreads experts in verl's synchronous rollout: tests/rollout")
 NUM_EXPERTS = 8
 SIZES = {"max_model_len": 256, "max_num_seqs": 16}
 RECORD = {"enable_return_routed_experts": True}
 SPREAD = {"data_parallel_size": 2, "enable_expert_parallel": True, "front_end": "AsyncLLM"}
-SIZES_OF_GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]}
-GRAPHS = {"additional_config": {"enable_fused_mc2": 1}, "compilation_config": SIZES_OF_GRAPHS}
-FUSED, TWO_RANKS = "fused operator and graphs", "two tensor-parallel ranks each"
-ENGINES = {  # settings, experts of a layer that a rank holds, operator that exchanges tokens
-    FUSED: (GRAPHS, NUM_EXPERTS // 2, "dispatch_ffn_combine"),
-    TWO_RANKS: ({"tensor_parallel_size": 2}, NUM_EXPERTS // 4, "npu_moe_distribute_dispatch_v2"),
-}
+SPREAD["compilation_config"] = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]}
+SPREAD["additional_config"] = {"enable_fused_mc2": 1}
 LENGTHS = [30 + 10 * i for i in range(7)]
 SEEDS = [{"temperature": 1.0, "seed": seed} for seed in range(7)]
+ENDS = [{"stop": STOPS[i % len(STOPS)], "min_tokens": 4 * i} for i in range(7)]
+"""Some answers end inside a draft, and their experts with them."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +35,7 @@ def mixture(tmp_path_factory):
 def expected(mixture, prompts):
     """Greedy and sampled answers of one rank, each with the experts of its tokens, for verl's router replay (R3)."""
     engine = Engine(mixture, additional_config={"sam_verify": "seeded"}, **SIZES, **RECORD)
-    answers = [(engine.run(prompts[:7], LENGTHS, each=each), engine.routed_experts) for each in (None, SEEDS)]
+    answers = [(engine.run(prompts[:7], LENGTHS, each=each), engine.routed_experts) for each in (None, SEEDS, ENDS)]
     engine.stop()
     recorded = answers[0][1]
     assert [len(tokens) for tokens in recorded] == [len(p) + n - 1 for p, n in zip(prompts, LENGTHS, strict=False)]
@@ -48,16 +46,16 @@ def expected(mixture, prompts):
 def test_recorded_experts_are_those_without_speculation(mixture, expected, prompts):
     """On one rank: over several, vllm-ascend's recorder ends the engine."""
     engine = Engine(mixture, sam={"verify": "seeded", "threshold": 5}, **SIZES, **RECORD)
-    for answers, each in zip(expected, (None, SEEDS), strict=True):
+    for answers, each in zip(expected, (None, SEEDS, ENDS), strict=True):
         assert (engine.run(prompts[:7], LENGTHS, each=each), engine.routed_experts) == answers
         speculated(engine)
     engine.stop()
 
 
-@pytest.mark.parametrize("name", [FUSED, pytest.param(TWO_RANKS, marks=pytest.mark.slow)])
-def test_answers_are_those_of_one_rank_without_speculation(name, mixture, expected, prompts):
-    ((greedy, _), (sampled, _)), (settings, num_experts, operator) = expected, ENGINES[name]
-    spread = Engine(mixture, "a3", sam={"verify": "seeded", "threshold": 5}, **SIZES, **SPREAD, **settings)
+def test_answers_are_those_of_one_rank_without_speculation(mixture, expected, prompts):
+    """By the fused operator, in graphs."""
+    (greedy, _), (sampled, _), _ = expected
+    spread = Engine(mixture, "a3", sam={"verify": "seeded", "threshold": 5}, **SIZES, **SPREAD)
     before = spread.ask("calls")[0]
     assert spread.run(prompts[:7], LENGTHS) == greedy
     speculated(spread)
@@ -65,6 +63,6 @@ def test_answers_are_those_of_one_rank_without_speculation(name, mixture, expect
     speculated(spread)
     calls = {name: count - before.get(name, 0) for name, count in spread.ask("calls")[0].items()}
     held, replays = spread.ask("experts")[0]
-    assert held == num_experts and (replays > 0) == ("compilation_config" in settings)
-    assert calls[operator] > 0 and calls.get("npu_moe_init_routing_v2", 0) == 0
+    assert held == NUM_EXPERTS // 2 and replays > 0
+    assert calls["dispatch_ffn_combine"] > 0 and calls.get("npu_moe_init_routing_v2", 0) == 0
     spread.stop()

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captured graphs of decoding: every step of decoding hits one, and the answers stay the same."""
 
-import random
-
 import pytest
 from ascend_engine import OLD
 from engine_checks import speculated
-from tiny_qwen3 import VOCAB
 
 pytestmark = pytest.mark.skipif(OLD, reason="with 0.11 an engine runs eagerly")
 K = 3
@@ -41,25 +38,6 @@ def test_every_step_of_decoding_hits_a_graph(cpu, graphs, prompts):
         assert any(step.graph_requests > step.requests for step in decoding(steps) if step.lengths == [length])
 
 
-def test_arrivals_and_the_end_of_the_context(cpu, graphs):
-    """In a step that reads a prompt nothing is captured; with a request without room for K tokens nothing is
-    drafted."""
-    rng = random.Random(5)
-    prompts = [[rng.randrange(VOCAB - 1) for _ in range(8)] * 5 for _ in range(4)]
-    prompts[3] = (prompts[3] * 7)[:252]
-    lengths = [60, 50, 40, 4]
-    graphs.steps()
-    assert graphs.run(prompts, lengths, stagger=6) == cpu.run(prompts, lengths, stagger=6)
-    speculated(graphs)
-    steps, _ = graphs.steps()
-    assert all(step.mode == "FULL" and len(step.lengths) == 1 for step in decoding(steps))
-    mixed = [step for step in steps if step not in decoding(steps)]
-    assert len(mixed) >= 3 and {step.mode for step in mixed} == {"NONE"}  # two prompts may come at once
-    four = [step.lengths for step in steps if step.requests == 4 and step not in mixed]
-    assert [1] in four, "the request at the end of the context was drafted for"
-    assert [K + 1] in [step.lengths for step in steps]
-
-
 @pytest.mark.parametrize("mode", ["full_decode_only", "full_and_piecewise", "vllms_own_runner"])
 def test_dispatch(npu_unit, mode):
     assert npu_unit[f"check_graphs_of_{mode}"] is None
@@ -68,5 +46,4 @@ def test_dispatch(npu_unit, mode):
 def test_each_graph_is_captured_with_its_own_length(checked): ...
 def test_sleep_forgets_all_captured_graphs(checked): ...
 def test_ranks_of_data_parallelism_agree_on_a_graph(checked): ...
-def test_sequence_parallelism_needs_sizes_that_both_divide(checked): ...
 def test_vllms_own_runner_pads_for_its_graphs(checked): ...

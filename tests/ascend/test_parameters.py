@@ -9,6 +9,8 @@ from ascend_engine import OLD
 from engine_checks import speculated
 from parameters import KINDS, requests, same_log_probabilities
 
+FAST = ("allowed_token_ids", "logprobs", "all")
+FEW = [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in (*KINDS, "all")]
 pytestmark = pytest.mark.skipif(not OLD, reason="test_schedules.py holds it")
 
 
@@ -17,7 +19,7 @@ def log_probabilities(engine):
     return [answer and [dict(map(tuple, position)) for position in answer] for answer in engine.logprobs]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "all"])
+@pytest.mark.parametrize("kind", FEW)
 def test_answers_are_those_of_the_requests_alone(cpu, plain, sam, kind):
     prompts, lengths, each = requests(kind, KINDS, num=14, longest=70, temperature=0.0)
     alone = []

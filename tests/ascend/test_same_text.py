@@ -5,34 +5,29 @@ token."""
 import pytest
 from ascend_engine import OLD, Engine
 from engine_checks import speculated
-from started import started
+from one_text import write_corpus
 
-K = 3
-
-
-drafting = started(
-    Engine,
-    scope="module",
-    sam={"verify": "seeded", "threshold": 6, "min_prob": 0},
-    k=4,
-    max_model_len=256,
-    max_num_seqs=16,
-    num_gpu_blocks_override=8,
-    enable_prefix_caching=False,
-)
-"""Drafts of 4 tokens in a tight KV cache: 8 blocks, so that requests are preempted."""
+KNOWN_PROMPT = [5, 44, 17, 60, 2, 31, 9, 52, 23, 38, 11, 47]
 
 
-auto_in_graphs = started(
-    Engine,
-    scope="module",
-    sam={"switch": "auto", "verify": "seeded"},
-    k=K,
-    max_model_len=256,
-    max_num_seqs=16,
-    compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 16, 32, 48]},
-)
-"""Gives all requests of a step 3 draft tokens or none."""
+@pytest.fixture(scope="module")
+def drafting(model, cpu, tmp_path_factory):
+    """Drafts of 4 tokens in a tight KV cache, 8 blocks, so that requests are preempted; prompts in chunks of 48 tokens;
+    a corpus of one answer."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus"
+    write_corpus(path, KNOWN_PROMPT + cpu.run([KNOWN_PROMPT])[0])
+    engine = Engine(
+        model,
+        sam={"verify": "seeded", "threshold": 6, "min_prob": 0, "corpus": str(path)},
+        k=4,
+        max_model_len=256,
+        max_num_seqs=16,
+        max_num_batched_tokens=48,
+        num_gpu_blocks_override=8,
+        enable_prefix_caching=False,
+    )
+    yield engine
+    engine.stop()
 
 
 @pytest.fixture(scope="module")
@@ -70,20 +65,14 @@ def test_text_is_the_same_with_padded_drafts_in_graphs(without, graphs, requests
     assert graphs.drafter()["padding"] > before["padding"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(OLD, reason="with 0.11 an engine runs eagerly")
-def test_text_is_the_same_whatever_auto_decides_in_graphs(without, auto_in_graphs, requests):
-    """Three runs. The test before has drafts in graphs, test_schedules.py has what `auto` decides."""
-    many, lengths, each = requests
-    auto_in_graphs.steps()
-    expected, drafted, accepted = without.run(many, lengths, each=each), 0, 0
-    for stagger in (0, 7, 1):
-        assert auto_in_graphs.run(many, lengths, stagger=stagger, each=each) == expected
-        drafted, accepted = drafted + auto_in_graphs.count("drafted"), accepted + auto_in_graphs.count("accepted")
-    assert drafted > 0 and accepted > 0, "nothing was drafted or accepted: the test shows nothing"
-    counters = auto_in_graphs.drafter()
-    assert 0 < counters["steps_on"] < counters["steps"] and counters["padding"] > 0
-    steps, _ = auto_in_graphs.steps()
-    decoding = [step for step in steps if set(step.lengths) <= {1, K + 1}]
-    assert len(decoding) > 0.8 * len(steps)
-    assert {(step.mode, *step.lengths) for step in decoding} == {("FULL", 1), ("FULL", K + 1)}
+def test_corpus_drafts_for_a_prompt_that_was_never_asked(cpu, drafting):
+    before = drafting.drafter()["accepted_corpus"]
+    assert drafting.run([KNOWN_PROMPT]) == cpu.run([KNOWN_PROMPT])
+    assert drafting.drafter()["accepted_corpus"] - before > 10
+
+
+def test_neighbour_of_a_request_at_max_model_len_still_drafts(cpu, drafting):
+    """A prompt of 254 tokens leaves no room for a draft; its neighbour drafts on."""
+    prompts = [list(range(8)) * 4, [7] * 254]
+    assert drafting.run(prompts, [60, 2]) == cpu.run(prompts, [60, 2])
+    speculated(drafting)

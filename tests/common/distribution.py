@@ -39,12 +39,12 @@ def chi_square_p_value(observed, expected, least=8):
     return torch.special.gammaincc(*torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)).item()
 
 
-def sample(engine, draws, at_once=8, each=None, **sampling):
-    """Sample answers of 3 tokens to PROMPT; return counts of pairs of first tokens, and of drafted and accepted tokens.
-    each: see Engine.run."""
+def sample(engine, draws, at_once=8, **sampling):
+    """Sample answers of 3 tokens to PROMPT; return counts of pairs of first tokens, and of drafted and accepted
+    tokens."""
     pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
-    for at in range(0, draws, at_once):
-        for answer in engine.run([PROMPT] * at_once, 3, each=each and each[at : at + at_once], **sampling):
+    for _ in range(0, draws, at_once):
+        for answer in engine.run([PROMPT] * at_once, 3, **sampling):
             pairs[answer[0], answer[1]] += 1
         drafted += engine.count("drafted")
         accepted += engine.count("accepted")
@@ -63,13 +63,3 @@ def samples_as_the_model(engine, network, draws, at_once=8):
     assert chi_square_p_value(pairs.ravel(), p.ravel() * draws) > 1e-4
     best = (p.sum(1) * (p / p.sum(1, keepdims=True)).max(1)).sum()
     assert 3 / VOCAB < accepted / drafted <= best * 1.1
-
-
-def repeated_seeds(engine, count, at_once=8):
-    """Make `count` seeded requests four times, each with drafts from its earlier answers; yield the pairs of each
-    time."""
-    requests = [{"seed": seed, "extra_args": {"sam_group": str(seed)}} for seed in range(count)]
-    for _ in range(4):
-        pairs, drafted, accepted = sample(engine, count, at_once, requests, temperature=1.0)
-        yield pairs
-    assert drafted > count and accepted > 0

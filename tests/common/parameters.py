@@ -4,12 +4,13 @@
 import random
 
 import pytest
-from schedule_draws import FAMILIES, WORDS
+from schedule_draws import FAMILIES, NEED_TEXT, WORDS
 from thinking import START
 
 KINDS = ("repetition_penalty", "penalties", "allowed_token_ids", "min_tokens", "bad_words", "logprobs")
 KINDS += ("prompt_logprobs", "min_p", "logit_bias")
 """The FAMILIES that every vLLM has."""
+DRAWS = FAMILIES | {"stream_interval": lambda rng: {"stream_interval": 7, "detokenize": True}}
 
 
 def requests(kind, kinds, num, longest, **common):
@@ -18,6 +19,8 @@ def requests(kind, kinds, num, longest, **common):
     kind: some requests have settings of this kind, or of any of `kinds` with "all"; common: settings of all requests,
     including temperature.
     """
+    from vllm.sampling_params import RequestOutputKind
+
     rng = random.Random(1)
     prompts = [[rng.randrange(59) for _ in range(rng.randrange(4, 30))] + START for _ in range(num // 2 + 1)]
     lengths, each = [rng.randrange(20, longest) for _ in range(num)], []
@@ -25,9 +28,11 @@ def requests(kind, kinds, num, longest, **common):
         settings = {"seed": number} if common["temperature"] else {}
         for name in kinds if kind == "all" else [kind]:
             if rng.random() < (0.3 if kind == "all" else 0.6):
-                settings |= FAMILIES[name](rng)
+                settings |= DRAWS[name](rng) | ({"detokenize": True} if name in NEED_TEXT - {"bad_words"} else {})
         if "min_tokens" in settings:
             settings["min_tokens"] = min(settings["min_tokens"], length)
+        if "n" in settings:  # else vLLM's last output holds one of the answers
+            settings["output_kind"] = RequestOutputKind.FINAL_ONLY
         if "bad_words" in settings:  # engines without a tokenizer need the tokens
             settings["_bad_words_token_ids"] = [[WORDS.index(word)] for word in settings["bad_words"]]
         each.append(settings | common)

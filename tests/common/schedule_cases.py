@@ -10,7 +10,7 @@ from schedule_draws import THINK, Ask, Schedule
 def cases():
     """Lists of schedules by name."""
     setup = {"k": 3, "sam": {"switch": "batch", "threshold": 64, "min_prob": 0, "rule": "blend"}, "policy": "fcfs"}
-    setup |= {"blocks": 100, "tokens": 64, "seqs": 8, "long_prefill": 0, "feed_all": True, "drain": True}
+    setup |= {"blocks": 100, "tokens": 64, "seqs": 8, "long_prefill": 0, "feed_all": True, "drain": True, "many": 64}
 
     def ask(key, prompt, length, turns=(), embeds=False, **params):
         params = {"temperature": 0.0, "ignore_eos": True, "max_tokens": length} | params

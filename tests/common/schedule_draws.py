@@ -144,6 +144,7 @@ def draw(seed):
         "long_prefill": rng.choice([0, 0, 20]),
         "feed_all": rng.random() < 0.3,
         "drain": rng.random() < 0.5,
+        "many": 1 if seed % 4 < 2 else 64,  # requests whose tokens are written together
     }
     shared = [draw_prompt(rng) for _ in range(3)]
     waves, events, keys = [], [], itertools.count()

@@ -115,7 +115,7 @@ class Engine:
     def set_up(self, setup):
         """Reconfigure the engine, which must have no requests."""
         from noting_pool import note_answers
-        from sam_core.engines.vllm.runner1_async import AsyncDrafts
+        from sam_core.engines.vllm import runner1_async
         from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 
         scheduler, k = self.core.scheduler, setup["k"]
@@ -127,7 +127,8 @@ class Engine:
         self.runner.drafter = renewed(self.runner.drafter, k, setup["sam"] | {"verify": self.verify})
         if self.runner.async_drafts:
             scheduler._spec_token_placeholders = [-1] * k
-            self.runner.drafter.async_drafts = AsyncDrafts(self.runner, self.runner.drafter.tp_group)
+            runner1_async.MANY_REQUESTS = setup["many"]
+            self.runner.drafter.async_drafts = runner1_async.AsyncDrafts(self.runner, self.runner.drafter.tp_group)
         note_answers(self.runner.drafter, setup["feed_all"])
         self.engine.reset_prefix_cache()
         self.blocks = scheduler.kv_cache_manager.block_pool

@@ -28,16 +28,6 @@ plain = started(Engine, long_prefill_token_threshold=300)
 """No speculation: the reference. Prompts of more than 300 tokens are read in parts."""
 sam = started(Engine, sam={"threshold": 8})
 """The article's switch: k = 3 while at most 8 requests run."""
-SIZES = {"max_model_len": 128, "max_num_seqs": 16, "max_num_batched_tokens": 48, "block_size": 16}
-SIZES |= {"num_gpu_blocks_override": 24, "enable_prefix_caching": False}
-tight = started(Engine, sam={"threshold": 64, "verify": "seeded"}, k=4, **SIZES)
-"""So little KV cache that requests are preempted, chunks of 48 tokens, a context of 128.
-
-Samples by seed and position.
-"""
-
-without = started(Engine, additional_config={"sam_verify": "seeded"})
-"""Seeded sampling without speculation: the tight engine's reference."""
 
 
 @pytest.fixture(scope="session")

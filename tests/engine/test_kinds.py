@@ -4,11 +4,13 @@
 from pathlib import Path
 
 import adapter
+import kind_checks
+import pytest
 from cpu_engine import Engine
 from engine_checks import settled, speculated
+from kind_checks import PROMPTS
 
 TINY = Path(__file__).resolve().parents[2] / "llm_rl" / "qwen3" / "tiny"
-PROMPTS = [[5, 6, 7, 8] * 4, [9, 3, 4] * 5]
 
 
 def test_adapters_with_drafts(model, plain, tmp_path):
@@ -23,30 +25,11 @@ def test_adapters_with_drafts(model, plain, tmp_path):
         engine.stop()
 
 
+@pytest.mark.slow
 def test_beam_search_is_that_of_plain():
-    """It asks for one token of each beam, so nothing is verified; and it needs a tokenizer."""
-    from vllm import LLM
-    from vllm.sampling_params import BeamSearchParams
-
-    beams, asked = [], [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    for speculative in (None, {"method": "sam", "num_speculative_tokens": 3, "sam": {}}):
-        llm = LLM(str(TINY), dtype="float32", enforce_eager=True, max_model_len=256, speculative_config=speculative)
-        searched = llm.beam_search(asked, BeamSearchParams(beam_width=3, max_tokens=12))
-        beams.append([[beam.tokens for beam in output.sequences] for output in searched])
-        llm.llm_engine.engine_core.shutdown()
-    assert beams[0] == beams[1] and len(beams[0][0]) == 3
+    kind_checks.beam_search_is_that_of_plain(TINY)
 
 
+@pytest.mark.slow
 def test_pooling_is_served(model):
-    from vllm import PoolingParams
-
-    found = []
-    for sam in (None, {}):
-        running, vectors = Engine(model, sam, runner="pooling", convert="embed"), {}
-        for at, prompt in enumerate(PROMPTS):
-            running.engine.add_request(str(at), {"prompt_token_ids": prompt}, PoolingParams(task="embed"))
-        while running.engine.has_unfinished_requests():
-            vectors |= {one.request_id: one.outputs.data.tolist() for one in running.engine.step() if one.finished}
-        running.stop()
-        found.append(vectors)
-    assert found[0] == found[1] and len(found[0]) == 2
+    kind_checks.pooling_is_served(Engine, model)

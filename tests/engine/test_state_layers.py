@@ -88,10 +88,8 @@ asynchronous = started(
 )
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(False, marks=pytest.mark.slow), True], ids=["synchronous", "asynchronous"]
-)
-def crowded(stateful, request):
+@pytest.fixture(scope="module")
+def crowded(stateful):
     """Steps of few tokens, so that prompts are read in parts and drafts cut; some leave out running requests, as where
     prompts take the tokens."""
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -104,15 +102,12 @@ def crowded(stateful, request):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scheduler, "schedule", schedule_some)
-        engine = start(stateful, SEEDED | {"threshold": 3}, max_num_batched_tokens=48, async_scheduling=request.param)
+        engine = start(stateful, SEEDED | {"threshold": 3}, max_num_batched_tokens=48, async_scheduling=True)
     yield engine
     engine.stop()
 
 
-cached = started(start, "module", model="stateful", sam=SEEDED, enable_prefix_caching=True)
-cached_asynchronous = started(
-    start, "module", model="stateful", sam=SEEDED, enable_prefix_caching=True, async_scheduling=True
-)
+cached = started(start, "module", model="stateful", sam=SEEDED, enable_prefix_caching=True, async_scheduling=True)
 
 
 @pytest.fixture(scope="module")
@@ -168,15 +163,13 @@ def test_text_is_that_without_speculation_after_preemption(plain, long, name, re
     assert engine.log.preemptions > 0
 
 
-@pytest.mark.parametrize("name", [pytest.param("cached", marks=pytest.mark.slow), "cached_asynchronous"])
-def test_a_prefix_in_the_cache_and_a_block_that_ends_in_an_answer(plain, long, name, request):
-    engine = request.getfixturevalue(name)
-    assert engine.engine.vllm_config.cache_config.mamba_cache_mode == "align"
+def test_a_prefix_in_the_cache_and_a_block_that_ends_in_an_answer(plain, long, cached):
+    assert cached.engine.vllm_config.cache_config.mamba_cache_mode == "align"
     more = [long[i] + long[i + 1] for i in range(3)]
     for prompts in (long, more, more):
-        assert engine.run(prompts, 24, stagger=1) == plain.run(prompts, 24)
-        speculated(engine)
-    assert all(output.num_cached_tokens >= 128 for output in engine.outputs)
+        assert cached.run(prompts, 24, stagger=1) == plain.run(prompts, 24)
+        speculated(cached)
+    assert all(output.num_cached_tokens >= 128 for output in cached.outputs)
 
 
 def note_uniform(worker):

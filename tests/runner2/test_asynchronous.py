@@ -49,40 +49,36 @@ def test_text_is_that_of_plain_runner_2(plain, asynchronous, prompts):
     speculated(asynchronous)
 
 
-@pytest.mark.parametrize("engine", [pytest.param("asynchronous", marks=pytest.mark.slow), "auto"])
-def test_texts_and_indexes_of_random_schedules(plain, engine, model, trained, request):
+def test_texts_and_indexes_of_random_schedules(plain, auto, model, trained):
     """Arrivals, priorities, preemption, chunked prompts, rows used again, and ends by length and by stop tokens, also
-    inside a draft; in one run a reset of the cache, in one sleep and new weights. With `auto` drafting pauses in half
-    of the steps, drawn at random."""
-    asynchronous = request.getfixturevalue(engine)
+    inside a draft; in one run a reset of the cache, in one sleep and new weights. Drafting pauses in half of
+    the steps, drawn at random."""
     rng, preemptions = random.Random(0), 0
-    note_answers(asynchronous)
-    if engine == "auto":
-        asynchronous.engine.collective_rpc(pause_at_random)
+    note_answers(auto)
+    auto.engine.collective_rpc(pause_at_random)
     for interrupt in (None, reset_cache, renew(trained)):
         prompts = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(4, 70))] for _ in range(5)] * 2
         lengths = [rng.randrange(1, 70) for _ in prompts]
         answers = plain.run(prompts, lengths)
         stops = [{"stop_token_ids": [rng.choice(answer)]} if rng.random() < 0.4 else {} for answer in answers]
         expected = plain.run(prompts, lengths, each=stops)
-        before, stagger, after = appended(asynchronous), rng.randrange(4), rng.randrange(4, 30)
+        before, stagger, after = appended(auto), rng.randrange(4), rng.randrange(4, 30)
         how = {"interrupt": interrupt, "after": after, "priorities": [rng.randrange(3) for _ in prompts]}
-        answers = asynchronous.run(prompts, lengths, stagger, each=stops, **how)
-        speculated(asynchronous)
-        preemptions += asynchronous.log.preemptions
-        settled(asynchronous)
-        assert noted_answers(asynchronous) == sorted(answers)
+        answers = auto.run(prompts, lengths, stagger, each=stops, **how)
+        speculated(auto)
+        preemptions += auto.log.preemptions
+        settled(auto)
+        assert noted_answers(auto) == sorted(answers)
         if interrupt in (None, reset_cache):
             assert answers == expected
         else:
             renew(trained)(plain.engine)
             go_on_from_what_they_had(plain, prompts, answers, expected, lengths, stops)
         if interrupt is None:
-            assert appended(asynchronous) - before == sum(map(len, expected))
+            assert appended(auto) - before == sum(map(len, expected))
     assert preemptions > 0
-    if engine == "auto":
-        asynchronous.engine.collective_rpc(pause_at_random, kwargs={"seed": None})
-    for each in (plain, asynchronous):
+    auto.engine.collective_rpc(pause_at_random, kwargs={"seed": None})
+    for each in (plain, auto):
         renew(model)(each.engine)
 
 
@@ -113,12 +109,12 @@ def reset_cache(engine):
     assert engine.reset_prefix_cache(reset_running_requests=True)
 
 
-def renew(weights, mode="keep"):
+def renew(weights):
     """Puts an engine to sleep, gives it new weights and wakes it. On a CPU its memory stays; all else is as on a
     GPU."""
 
     def sleep_and_wake(engine):
-        engine.sleep(level=2, mode=mode)
+        engine.sleep(level=2, mode="keep")
         assert engine.is_sleeping()
         engine.collective_rpc("reload_weights", kwargs={"weights_path": str(weights)})
         engine.wake_up()
@@ -127,15 +123,7 @@ def renew(weights, mode="keep"):
     return sleep_and_wake
 
 
-def test_a_sleep_may_abort_what_runs(plain, asynchronous, prompts, model):
-    whole = plain.run(prompts[:4], 40)
-    answers = asynchronous.run(prompts[:4], 40, interrupt=renew(model, "abort"))
-    assert all(answer == text[: len(answer)] and len(answer) < 40 for answer, text in zip(answers, whole, strict=True))
-    settled(asynchronous)
-    assert asynchronous.run(prompts[:4], 40) == whole
-    speculated(asynchronous)
-
-
+@pytest.mark.slow
 def test_adapters(model, device, plain, prompts, tmp_path):
     """Requests with a LoRA adapter and without, which share prompts and so drafts. The adapter also changes logits,
     and a draft has several rows of them. Eight requests at once get no drafts, and so give the expected texts."""

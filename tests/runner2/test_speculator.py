@@ -203,16 +203,16 @@ def test_a_table_takes_a_small_part_of_memory_bytes_in_every_configuration(max_n
 
 
 def test_a_request_drafts_from_the_table_while_others_fill_it():
-    """1,000 answers of 50 tokens go through a table of 2,048 tokens; in each the last tokens repeat."""
+    """300 answers, each in a page of its own, go through a table of 2,048 tokens; in each the last tokens repeat."""
     steps = Steps(memory_bytes=1 << 20, switch="batch", threshold=8)
     assert steps.speculator.table.num_pages * PAGE <= 4096
     found = 0
-    for number in range(1000):
+    for number in range(300):
         name, first = f"r{number}", 10 + number % 40
         steps.begin({name: [first, 1, 2, 3, 4, first, 1, 2, 3]}, finished=[f"r{number - 1}"])
         steps.end({name: 4})
         found += steps.speculator.drafts[0].tolist() == [first, 1, 2]
-    assert found > 900
+    assert found > 270
 
 
 LIVES = {

@@ -86,6 +86,7 @@ def test_text_is_that_without_speculation(sometimes, texts):
     assert not same_texts(sometimes, texts)["model_tokens"]
 
 
+@pytest.mark.slow
 @right
 @one
 def test_text_of_a_synchronous_engine_is_that_without_speculation(synchronous, texts):

@@ -2,14 +2,12 @@
 """Which drafts a step verifies that was planned with placeholders: all that are counted, in graphs k of each
 request."""
 
-import random
 from dataclasses import make_dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from sam_core.engines.vllm import runner1_async
 from sam_core.engines.vllm.runner1_async import AsyncDrafts
 from sam_core.proposer import SamProposer
 
@@ -124,53 +122,3 @@ def test_tokens_are_indexed_while_the_host_waits():
     assert step.scheduled_spec_decode_tokens["a"] == [2, 3, 1]
     assert indexed[0] == indexed[1] and runner.waits == 3, "the second step's drafts came first"
     assert runner.indexed > indexed[1], "but its tokens were indexed before the wait for the third's"
-
-
-def texts_after(step, many, monkeypatch):
-    """What the texts are after a step with drafts was read that sampled for requests 0 to 199, whose ends `step` draws.
-
-    Requests 150 to 189 have left the batch, and the others have ended in an earlier step.
-    """
-    monkeypatch.setattr(runner1_async, "MANY_REQUESTS", many)
-    rng, draw = np.random.default_rng(step), random.Random(step)
-    names, width, requests = [str(number) for number in range(200)], 64, {}
-    batch_names = rng.permutation(names[:150]).tolist()
-    table, starts = rng.integers(10, 30, (150, width)).astype(np.int32), rng.integers(20, width - 2, 200)
-    for number, name in enumerate(names[:190]):
-        answered = int(rng.integers(0, 18))
-        params = SimpleNamespace(
-            ignore_eos=draw.random() < 0.3,
-            all_stop_token_ids=frozenset(draw.choice([(), (10,), (11, 13, 14)])),
-            stop_token_ids=draw.choice([None, (), (12,), (13, 14)]),
-            max_tokens=draw.choice([None, answered, answered + 2, 40]),
-            min_tokens=int(rng.integers(0, 20)),
-        )
-        output = rng.integers(10, 30, answered).tolist() + [-1] * int(rng.integers(1, 3))
-        requests[name] = SimpleNamespace(output_token_ids=output, sampling_params=params)
-        requests[name].num_prompt_tokens = int(starts[number]) - answered
-    lengths = np.array([starts[int(name)] + 1 for name in batch_names])
-    batch = SimpleNamespace(
-        req_ids=batch_names,
-        req_id_to_index={name: row for row, name in enumerate(batch_names)},
-        token_ids_cpu=table,
-        is_token_ids=np.zeros(table.shape, bool),
-        num_tokens_no_spec=lengths,
-        num_prompt_tokens=np.array([requests[name].num_prompt_tokens for name in batch_names]),
-    )
-    runner = SimpleNamespace(requests=requests, input_batch=batch, max_model_len=width)
-    sampled = rng.integers(9, 30, (210, K + 1))
-    sampled[np.arange(K + 1) >= rng.integers(0, K + 2, 210)[:, None]] = -1
-    rows = rng.permutation(210)[:200]
-    read = runner1_async._Sampled(names, rows, starts, torch.from_numpy(sampled), None, [])
-    drafts = AsyncDrafts(runner, None)
-    drafts._ends([SimpleNamespace(ignore_eos=False, all_stop_token_ids={9}, max_tokens=99)] * 150)  # of other requests
-    present = drafts._read(read)
-    outputs = [state.output_token_ids for state in requests.values()]
-    return sorted(present), outputs, table.tolist(), batch.is_token_ids.tolist(), lengths.tolist()
-
-
-@pytest.mark.parametrize("step", range(20))
-def test_the_tokens_of_many_requests_are_written_as_those_of_one_after_another(step, monkeypatch):
-    """Whether they end with a stop token, by their number, have ended before, or are in no row."""
-    together, one_by_one = (texts_after(step, many, monkeypatch) for many in (1, 1000))
-    assert together == one_by_one and len(together[0]) == 150
