@@ -15,7 +15,7 @@ def results(engine):
     """For each request the tokens, texts and ends of its answers; and the log-probabilities of the first one and of its
     prompt.
 
-    Only the text of an answer that a stop string ends: vLLM before 0.33 returns what a step accepted behind it.
+    Only the text of an answer that a stop string ends: vLLM before 0.32 returns what a step accepted behind it.
     """
     ends, logprobs = [], []
     for output in engine.outputs:
