@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ OTHERS: dict[str, Callable[[], Drafter]] = {
     automaton.FULL: lambda: automaton.AutomatonDrafter(full=True),
     suffix_device.NAME: suffix_device.SuffixDeviceDrafter,
 }
-"""Rules that are not sam_core's. They draft chains and take no options."""
+"""Rules that are not sam_core's. They take no options."""
 EPILOG = recordings.EPILOG
 TABLE = "{:28} {:10} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}  {}"
 ROW = (
@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a recording, see below")
     add("--context", nargs="+", choices=CONTEXTS, default=["request", "group"], help="default: request group")
-    add("--k", nargs="+", type=positive, metavar="K", help="maximum tokens of chains (3 4 8 16; none with --tree)")
-    add("--tree", nargs="+", type=positive, metavar="N", help="maximum nodes of trees")
+    sizes = " ".join(map(str, DEFAULT_K))
+    add("--k", nargs="+", type=positive, default=DEFAULT_K, metavar="K", help=f"maximum draft tokens, default {sizes}")
     rules = f"drafting rules, sam_core's or {' or '.join(OTHERS)}; default: the pool's"
     add("--rule", nargs="+", metavar="RULE", help=rules)
     add("--sources", nargs="+", metavar="SOURCE", help="sources of drafts; default: the pool's")
@@ -64,7 +64,6 @@ def drafter_of(options: dict[str, Any]) -> Drafter:
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError (LabError), or OSError for a file, before it prints anything."""
     check_outputs(args, "json")
-    sizes = [(k, False) for k in args.k or (() if args.tree else DEFAULT_K)] + [(n, True) for n in args.tree or ()]
     common: dict[str, Any] = {"sources": args.sources} if args.sources else {}
     if args.corpus:
         common["corpus"] = str(args.corpus)
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         for min_prob in args.min_prob or [None]
     ]
     for options in drafters:
-        _try(options, sizes)
+        _try(options, args.k)
     settings = {
         "sam_core": sam_core.__version__,
         "corpus": digest(args.corpus) if args.corpus else None,
@@ -87,15 +86,15 @@ def run(args: argparse.Namespace) -> int:
     print(TABLE.format("recording", "context", "draft", "tok/step", "drafted", "precision", "us/draft", "us/token", ""))
     for path, by_context in data.items():
         identity = settings | {"file": str(path), "data": digest(path)}
-        for (context, scopes), options, (k, tree) in itertools.product(by_context.items(), drafters, sizes):
-            configuration = identity | {"context": context, "k": k, "tree": tree, "drafter": options}
+        for (context, scopes), options, k in itertools.product(by_context.items(), drafters, args.k):
+            configuration = identity | {"context": context, "k": k, "drafter": options}
             total = sum(len(answer.response_ids) for scope in scopes for answer, scored in scope if scored)
-            name = f"{path.name} {context} {'n' if tree else 'k'}={k}"
+            name = f"{path.name} {context} k={k}"
 
             def show(done: int, name: str = name, total: int = total) -> None:
                 progress.show(f"{name}: {done:,} of {total:,} tokens")
 
-            results.append(configuration | replay(drafter_of(options), scopes, context, k, tree, show))
+            results.append(configuration | replay(drafter_of(options), scopes, context, k, progress=show))
             progress.clear()
             print(_row(results[-1]), flush=True)
             if args.json:
@@ -105,14 +104,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _try(options: dict[str, Any], sizes: list[tuple[int, bool]]) -> None:
+def _try(options: dict[str, Any], sizes: Sequence[int]) -> None:
     """Draft once with each size; raises ValueError or OSError for unknown options or sizes."""
     drafter = drafter_of(options)
     drafter.start(0, [1], None)
-    for k, tree in sizes:
-        if tree and options.get("rule") in OTHERS:
-            raise LabError(f"--rule {options['rule']} drafts no trees: leave --tree out")
-        drafter.propose_tree_many([0], k) if tree else drafter.propose_many([0], k)
+    for k in sizes:
+        drafter.propose_many([0], k)
 
 
 def _scopes(path: Path, args: argparse.Namespace) -> dict[str, list[Scope]]:
@@ -125,7 +122,7 @@ def _scopes(path: Path, args: argparse.Namespace) -> dict[str, list[Scope]]:
 
 
 def _row(result: dict[str, Any]) -> str:
-    name, draft = Path(result["file"]).name[:28], f"{'n' if result['tree'] else 'k'}={result['k']}"
+    name, draft = Path(result["file"]).name[:28], f"k={result['k']}"
     return ROW.format(**result, name=name, draft=draft, options=_options(result)).rstrip()
 
 
@@ -138,8 +135,8 @@ def _print_means(results: list[dict[str, Any]]) -> None:
     """Geometric means of tokens per step over the recordings."""
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for result in results:
-        together[result["context"], result["tree"], result["k"], _options(result)].append(result)
-    for (context, tree, k, options), rows in together.items():
+        together[result["context"], result["k"], _options(result)].append(result)
+    for (context, k, options), rows in together.items():
         mean, drafted = (geometric_mean([row[key] for row in rows]) for key in ("tokens_per_step", "proposed_per_step"))
-        cells = "geometric mean", context, f"{'n' if tree else 'k'}={k}", f"{mean:.3f}", f"{drafted:.2f}", "", "", ""
+        cells = "geometric mean", context, f"k={k}", f"{mean:.3f}", f"{drafted:.2f}", "", "", ""
         print(TABLE.format(*cells, options).rstrip())

@@ -13,7 +13,7 @@ from sam_lab.replay import geometric_mean
 
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
 LEFT_OUT = re.compile(
-    r"propose for (1|1024) |k=3, seq|worst|large (group|history)|tree n=16, blend|bulk|text, newest"
+    r"propose for (1|1024) |k=3, seq|worst|large (group|history)|tree n=16|bulk|text, newest"
     r"|corpus, (size|build)|private requests|drafted tokens"
 )
 """Rows of `make bench` that are only in the record, not on the page."""
@@ -26,7 +26,7 @@ def bench_rows(section: str) -> list[Row]:
 
 def bench_name(row: Row, unit: bool = False) -> str:
     text = row["what"] + (f", {row['unit'].replace(' a ', ' per ')}" if unit and row["unit"] else "")
-    return re.sub(r"\b(newest|count|blend|auto)\b(?! k=)", r"`\1`", text)
+    return re.sub(r"\b(newest|blend|auto)\b(?! k=)", r"`\1`", text)
 
 
 def times(peer: dict[str, float] | None, ours: dict[str, float]) -> str:
@@ -48,7 +48,7 @@ def accepted(language: str) -> str:
     """Tokens per step of `blend` and of each peer."""
     lines = []
     for row in bench_rows("acceptance"):
-        if {"count", "count k=8"} & row["peers"].keys():
+        if PEERS.keys() & row["peers"].keys():
             found = [row["ours"], *(row["peers"].get(peer) for peer in PEERS)]
             lines.append([bench_name(row), *(f"{each['median']:.3f}" if each else "" for each in found)])
     return f"{source('en', 'bench-acceptance')}\n\n{table(['', '`blend`', *PEERS.values()], lines)}"
@@ -58,7 +58,7 @@ def sources(language: str) -> str:
     """Tokens per step with and without history and corpus, and within a budget of memory."""
     lines = []
     for row in bench_rows("within a budget of memory") + bench_rows("acceptance"):
-        if not {"count", "count k=8"} & row["peers"].keys():
+        if not PEERS.keys() & row["peers"].keys():
             without = row["peers"].get("without")
             figures = [f"{found['median']:.3f}" if found else "" for found in (row["ours"], without)]
             lines.append([bench_name(row), *figures])

@@ -29,7 +29,7 @@ bool draft_keep(const draft *d, sam_memory *memory, const output *o, rule_record
     block->candidate_count = d->candidate_count;
     kept_token *kept = (kept_token *)(block + 1);
     for (uint32_t i = 0; i < o->size; i++)
-        kept[i] = (kept_token){o->tokens[i], o->parents[i], o->bins[i]};
+        kept[i] = (kept_token){o->tokens[i], o->bins[i]};
     memcpy(kept + o->size, d->candidates, candidates);
     kept_node *nodes = (kept_node *)((char *)(kept + o->size) + candidates);
     for (uint32_t i = 0; i < d->node_count; i++)
@@ -101,22 +101,13 @@ void rule_prefetch_lesson(const rule_model *rm, const rule_record *record, int l
 // Learns from the tokens of the draft, and counts those that are confirmed.
 static void learn_drafted(model *m, rule_name rule, const rule_record *record, const contents *of,
                           const int32_t *tokens, uint32_t count, uint64_t accepted[RULE_SOURCES]) {
-    int32_t at = -1; // the last confirmed draft token
-    for (uint32_t i = 0; i < count; i++) {
-        int32_t next = -1;
-        for (uint32_t j = 0; j < record->kept; j++) {
-            if (of->tokens[j].parent != at)
-                continue;
-            bool outcome = of->tokens[j].token == tokens[i];
-            if (outcome)
-                next = (int32_t)j;
-            if (rule != RULE_BLEND)
-                model_update(&m->learned.bins[of->tokens[j].bin], outcome);
-        }
-        if (next < 0 || (uint32_t)next == record->drafted)
+    for (uint32_t i = 0; i < count && i < record->kept; i++) {
+        bool outcome = of->tokens[i].token == tokens[i];
+        if (rule != RULE_BLEND)
+            model_update(&m->learned.bins[of->tokens[i].bin], outcome);
+        if (!outcome || i == record->drafted)
             break;
-        accepted[record->source[next]]++;
-        at = next;
+        accepted[record->source[i]]++;
     }
 }
 
@@ -133,9 +124,8 @@ void rule_learn(rule_model *rm, rule_name rule, rule_record *record, int lesson,
     contents of = contents_of(record);
     if (lesson == RULE_BINS)
         learn_drafted(m, rule, record, &of, tokens, count, accepted);
-    uint32_t at = 0;
     for (uint32_t i = 0; i < count && of.node_count; i++) {
-        const kept_node *n = &of.nodes[at];
+        const kept_node *n = &of.nodes[i];
         for (uint32_t j = 0; j < n->count; j++) {
             const candidate *c = &of.candidates[n->first + j];
             if (lesson == RULE_BINS)
@@ -143,11 +133,7 @@ void rule_learn(rule_model *rm, rule_name rule, rule_record *record, int lesson,
             else
                 learn_tokens(m, c, c->token == tokens[i]);
         }
-        uint32_t next = at + 1;
-        while (next < of.node_count && !(of.nodes[next].parent == at && of.nodes[next].token == tokens[i]))
-            next++;
-        if (next == of.node_count)
+        if (i + 1 == of.node_count || of.nodes[i + 1].token != tokens[i])
             break;
-        at = next;
     }
 }

@@ -53,10 +53,9 @@ static PyObject *raise_step_error(pool_status status, const pool_error *error, c
 }
 
 // The arguments of Pool_step.
-static char *step_names[] = {"slots",         "tokens",      "counts",  "k",      "out",
-                             "lengths",       "scores",      "parents", "starts", "sources",
-                             "match_lengths", "index_later", NULL};
-enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS, SOURCES, MATCHES, ARGUMENTS };
+static char *step_names[] = {"slots",  "tokens",  "counts",        "k",           "out", "lengths", "scores",
+                             "starts", "sources", "match_lengths", "index_later", NULL};
+enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, STARTS, SOURCES, MATCHES, ARGUMENTS };
 
 // Reads k. Returns 1 if it is a number for all rows, 0 if it is an object with a buffer, -1 with an exception.
 static int get_draft_size(PyObject *k, int32_t *size) {
@@ -99,20 +98,20 @@ static bool check_shapes(const Py_buffer view[ARGUMENTS], bool is_table) {
     return true;
 }
 
-const char Pool_step_doc[] = PyDoc_STR(
-    "step($self, /, slots, tokens, counts, k, out, lengths, scores=None, parents=None, starts=None, "
-    "sources=None, match_lengths=None, index_later=False)\n--\n\n"
-    "Append tokens to each slot, then write a draft of at most k tokens for each.");
+const char Pool_step_doc[] =
+    PyDoc_STR("step($self, /, slots, tokens, counts, k, out, lengths, scores=None, starts=None, "
+              "sources=None, match_lengths=None, index_later=False)\n--\n\n"
+              "Append tokens to each slot, then write a draft of at most k tokens for each.");
 
 PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
     PoolObject *self = (PoolObject *)object;
     PyObject *given[ARGUMENTS] = {NULL}, *result = NULL;
     Py_buffer view[ARGUMENTS] = {{0}};
     int index_later = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOOOOp:step", step_names, &given[SLOTS],
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOOOp:step", step_names, &given[SLOTS],
                                      &given[TOKENS], &given[COUNTS], &given[K], &given[OUT], &given[LENGTHS],
-                                     &given[SCORES], &given[PARENTS], &given[STARTS], &given[SOURCES],
-                                     &given[MATCHES], &index_later) ||
+                                     &given[SCORES], &given[STARTS], &given[SOURCES], &given[MATCHES],
+                                     &index_later) ||
         check_process(self) < 0)
         return NULL;
     int32_t uniform = 0;
@@ -138,7 +137,6 @@ PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
         goto done;
     }
     pool_drafts out = {.tokens = view[OUT].buf,
-                       .parents = view[PARENTS].buf,
                        .scores = view[SCORES].buf,
                        .lengths = view[LENGTHS].buf,
                        .width = (size_t)width,

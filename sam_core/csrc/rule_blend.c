@@ -91,43 +91,23 @@ static void find_matches(const draft *d, const node *n, vote *v) {
     v->match_count = count;
 }
 
-// Names candidates by matches: the best and the newest token of each, the longest matches first; in a tree then further
-// ones.
-static void name_by_matches(draft *d, node *n, vote *v, uint32_t max_candidates) {
-    match *end = v->matches + v->match_count;
+// Names candidates by matches: the best and the newest token of each, the longest matches first.
+static void name_by_matches(draft *d, node *n, const vote *v, uint32_t max_candidates) {
+    const match *end = v->matches + v->match_count;
     for (uint32_t rank = 0; rank < MODEL_RANKS; rank++)
         for (const match *m = v->matches; m < end; m++)
             if (m->rank == rank) {
                 add_candidate(d, n, max_candidates, n->kept.count, m->best, m->source);
                 add_candidate(d, n, max_candidates, n->kept.count, m->newest, m->source);
             }
-    if (!d->tree || n->path <= PATH_ONE / 4) // a search would not pay
-        return;
-    for (match *m = v->matches; m < end; m++) {
-        match_list(d->context, m);
-        for (uint32_t j = 0; j < m->listed; j++)
-            add_candidate(d, n, max_candidates, n->kept.count, m->tokens[j], m->source);
-    }
 }
 
-// Adds the most frequent tokens overall: in a chain only where nothing else names a candidate.
-static void add_frequent(draft *d, node *n, const vote *v, uint32_t max_candidates) {
+// Adds the most frequent token overall where nothing else names a candidate.
+static void add_frequent(draft *d, node *n) {
     const uint32_t source = share_source(d->context);
     const sam_index *shared = d->context->index[source];
-    if (!shared || (!d->tree && v->named))
-        return;
-    uint32_t wanted = SAM_FREQUENT;
-    if (!d->tree)
-        wanted = 1;
-    else if (n->depth)
-        wanted = v->named ? 0 : 3;
-    else if (n->length[source] >= 4)
-        wanted = 8;
-    for (uint32_t i = 0; i < shared->frequent_count && i < wanted; i++) {
-        candidate *c = add_candidate(d, n, max_candidates, v->named, shared->frequent[i].token, source);
-        if (c)
-            c->share = shared->frequent[i].count;
-    }
+    if (shared && shared->frequent_count && !n->kept.count)
+        add_candidate(d, n, 1, 0, shared->frequent[0].token, source)->share = shared->frequent[0].count;
 }
 
 #define INDEX(match) d->context->index[(match)->source]
@@ -154,7 +134,7 @@ void blend_name_candidates(draft *d, node *n, vote *v) {
     add_candidate(d, n, max_candidates, n->kept.count, v->successor,
                   d->context->common ? RULE_COMMON : source);
     v->named = n->kept.count;
-    add_frequent(d, n, v, max_candidates);
+    add_frequent(d, n);
     candidate *first = &d->candidates[n->kept.first];
     for (uint32_t j = 0; j < n->kept.count; j++)
         find_token_entries(&d->model->model, n, &first[j]);
@@ -195,7 +175,7 @@ void blend_weigh_candidates(draft *d, const node *n, vote *v) {
             add_input(m, c,
                       model_successor_bin(v->successor_order, v->successor_times, c->token == v->successor),
                       MODEL_SUCCESSOR_INPUT);
-        if (shared && (d->tree || !v->match_count))
+        if (shared && !v->match_count)
             add_input(m, c, c->share ? model_share_bin(c->share, shared->appended) : least_share,
                       MODEL_SHARE_INPUT);
         mix(d, c);

@@ -306,11 +306,6 @@ bool sam_search_step(sam_search *search);
 // the longest suffix in the index.
 void sam_advance(const sam_index *index, sam_state *state, uint32_t *length, int32_t token);
 
-// Up to max_count tokens that followed a node, with their counts: the best, the newest, then those that
-// followed for the first time most recently. Returns their number.
-uint32_t sam_candidates(const sam_index *index, sam_state state, uint32_t max_count, int32_t *tokens,
-                        uint32_t *counts);
-
 // Returns from a validating function with parameter `reason`.
 #define SAM_REQUIRE(condition, sentence)                                                                     \
     do {                                                                                                     \

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Drafts of `count` and `blend`, which match again at every drafted token. A node is the end of the text or a drafted
-// token. The rule names candidates for the token after it, with their probabilities. The best candidate of all nodes
-// is drafted and becomes a node.
+// Drafts of `blend`, which matches again at every drafted token. A node is the end of the text or a drafted token. The
+// rule names candidates for the token after it, with their probabilities. The best one is drafted and becomes the next
+// node.
 
 #ifndef WALK_H
 #define WALK_H
@@ -41,13 +41,8 @@ void walk_start(draft *d);
 // Drafts chains in turn, a token of each, so that their cache misses overlap.
 void walk_chains(chain *chains, uint32_t count);
 
-void walk_tree(draft *d, output *o, vote *v);
-
-// `count` names the candidates of a node and gives their probabilities.
-void count_candidates(draft *d, node *n);
-
-// `blend` does so in three steps, each of which reads what the one before it has prefetched. The first names the
-// candidates, and begins to look up how often each followed each match.
+// The candidates of a node are considered in three steps, each of which reads what the one before it has prefetched.
+// The first names them, and begins to look up how often each followed each match.
 void blend_name_candidates(draft *d, node *n, vote *v);
 
 // The second finds the edges of the candidates.

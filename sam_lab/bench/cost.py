@@ -98,7 +98,7 @@ class CostBench:
             ([row("append, longest pause", "us")], self.append_pauses),
             ([row("append to a large group, longest pause", "ms")], self.large_pauses),
             ([row("step with a large history, 64 rows, p99.9", "ms")], self.history_steps),
-            ([*drafts, row("tree n=16, blend with group", "us")], self.drafts),
+            (drafts, self.drafts),
             (steps, self.steps_of),
             *proposers,
             ([row("bulk build of 4096 tokens", "ms")], self.bulk),
@@ -231,16 +231,14 @@ class CostBench:
 
         With groups, one group runs in lock-step, as in a replay; `steps_of` measures steps of whole batches.
         """
-        *chains, tree = rows
         by_name: dict[str, dict[int, Figure]] = {}
 
         def sample(name: str, batch: Any) -> float:
             """Microseconds of a draft per row."""
-            draft = partial(batch.tree, 16) if name.endswith("tree") else partial(batch.draft, 3)
             total = 0.0
             for _ in range(self.steps):
                 batch.append()
-                total += seconds(draft)
+                total += seconds(partial(batch.draft, 3))
             return 1e6 * total / self.steps / len(batch.table)
 
         for size in self.sizes:
@@ -249,24 +247,16 @@ class CostBench:
             few, small = self.table[:SIBLINGS, columns], self.table[:PEER_ROWS, columns]
             tables = {rule: few if "group" in rule else self.table[:, columns] for rule in RULES}
             batches: dict[str, Any] = {rule: SamBatch(tables[rule], size, **RULES[rule]) for rule in RULES}
-            batches["tree"] = SamBatch(few, size, **RULES["blend with group"])
             batches |= self.batches(rows, peers.BATCHES, small, size)
-            if "arctic" in batches:
-                batches["arctic tree"] = peers.ArcticBatch(small, size)
             samples = {name: partial(sample, name, batch) for name, batch in batches.items()}
             alternate(samples, 1)  # compiles, warms
             for name, value in alternate(samples, self.rounds).items():
                 by_name.setdefault(name, {})[size] = value
         slowest = {name: max(by_size.values()) for name, by_size in by_name.items()}
         others = {name: slowest[name] for name in peers.BATCHES if name in slowest}
-        for row, rule in zip(chains, RULES, strict=True):
+        for row, rule in zip(rows, RULES, strict=True):
             _fill(row, {"ours": slowest[rule], **others})
             row.note = f"{SIBLINGS if 'group' in rule else BATCH} rows; " + _by_size(by_name[rule])
-        tree.peers = {name: words for name, words in tree.peers.items() if name == "arctic"}
-        tree.ours = slowest["tree"]
-        if "arctic tree" in slowest:
-            tree.peers["arctic"] = slowest["arctic tree"]
-        tree.note = f"{SIBLINGS} rows; " + _by_size(by_name["tree"])
 
     def steps_of(self, rows: list[Row]) -> None:
         """Microseconds to append a token to each row of a batch and draft k=3."""

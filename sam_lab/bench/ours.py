@@ -44,8 +44,7 @@ class SamBatch:
         self.slots = np.array(slots, np.int32)
         self.lengths = np.empty(rows, np.int32)
         self.zeros, self.ones = np.zeros(rows, np.int32), np.ones(rows, np.int32)
-        self.out = {k: np.empty((rows, k), np.int32) for k in (0, 1, 3, 16)}
-        self.parents, self.scores = np.empty((rows, 16), np.int32), np.empty((rows, 16), np.float32)
+        self.out = {k: np.empty((rows, k), np.int32) for k in (0, 1, 3)}
         for at in range(1, size, 512):  # siblings grow side by side
             for slot, text in zip(slots, table, strict=True):
                 self.pool.append(slot, text[at : min(at + 512, size)])
@@ -57,9 +56,6 @@ class SamBatch:
 
     def draft(self, k):
         self.pool.step(self.slots, NOTHING, self.zeros, k, self.out[k], self.lengths)
-
-    def tree(self, n):
-        self.pool.step(self.slots, NOTHING, self.zeros, n, self.out[n], self.lengths, self.scores, self.parents)
 
     def step(self, k):
         self.pool.step(self.slots, self.columns[self.at], self.ones, k, self.out[k], self.lengths)

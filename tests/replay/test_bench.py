@@ -43,8 +43,8 @@ def test_quick_run_measures_every_row(tmp_path):
     assert len(steps) == 2 and all(row["peer_to_ours"]["python"] > 0 for row in steps)
     peers = {row["what"]: {*row["peers"]} for row in rows}
     alone = {"python", "ngram"}  # they know nothing of other requests
-    assert peers["chain k=3, request, private"] == {"count", "arctic", "sglang"} | alone
-    assert peers["chain k=3, request, shared"] == {"count", "arctic", "sglang"}
+    assert peers["chain k=3, request, private"] == {"newest", "arctic", "sglang"} | alone
+    assert peers["chain k=3, request, shared"] == {"newest", "arctic", "sglang"}
     assert peers["draft k=3, newest"] == {"python", "arctic", "ngram", "sglang"}
 
 
@@ -121,7 +121,7 @@ def test_figures_by_hand():
     rows = filled(figures, {Task("blend", "group", 8): "it broke", arctic: "not available: no compiler"})
     row = rows["chain k=8, request, shared"]
     assert row.ours == pytest.approx((8**0.5, 2.5, 3.5)) and row.peers["sglang"].median == pytest.approx(2**0.5)
-    assert row.peers["count"].median == 2 and row.value == pytest.approx(2) and row.met
+    assert row.peers["newest"].median == 2 and row.value == pytest.approx(2) and row.met
     assert row.peers["arctic"] == "not available: no compiler" and rows["chain k=8, request, private"].value == 1
     assert rows["chain k=8, group, shared"].error == "it broke" and not rows["chain k=8, group, shared"].met
     row = rows["drafted tokens for the acceptance of newest k=3"]

@@ -55,7 +55,6 @@ def test_limits_reach_the_draw(answers, tmp_path):
     ("words", "sentence"),
     [
         (["--rule", "best"], "best"),
-        (["--rule", "oldest_full", "--tree", "8"], "--rule oldest_full drafts no trees: leave --tree out"),
         (["--rule", "suffix-device", "--min-prob", "0.1"], "suffix-device is not sam_core's and takes no options"),
         (["--k", "99"], "k is 99: it must lie between 0 and 64"),
         (["--min-prob", "2"], "argument --min-prob: invalid probability value: '2'"),

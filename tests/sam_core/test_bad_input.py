@@ -14,7 +14,7 @@ MAX = 2**31 - 1
 def good():
     """Valid arguments of a step over the slots 0 and 1."""
     given = {"slots": i32(0, 1), "tokens": i32(5, 6, 7), "counts": i32(1, 2), "k": 2}
-    given |= {name: np.full((2, 4), -1, np.int32) for name in ("out", "parents", "sources", "match_lengths")}
+    given |= {name: np.full((2, 4), -1, np.int32) for name in ("out", "sources", "match_lengths")}
     return given | {"scores": np.full((2, 4), -1, np.float32), "lengths": i32(-1, -1)}
 
 
@@ -43,7 +43,7 @@ def table(*rows, **changed):
     return {"tokens": np.array(rows or ((-1, 5), (6, 7)), np.int32), "starts": i32(1, 0)} | changed
 
 
-WIDE = dict.fromkeys(("scores", "parents", "sources", "match_lengths")) | {"out": np.full((2, 90), -1, np.int32)}
+WIDE = dict.fromkeys(("scores", "sources", "match_lengths")) | {"out": np.full((2, 90), -1, np.int32)}
 BAD_STEP = [
     ({"slots": i32(0, 2)}, ValueError, r"slots\[1\] is 2, which is not an open slot"),
     ({"slots": i32(1, 1)}, ValueError, r"slots\[1\] is 1, which stands in an earlier row too"),
@@ -75,9 +75,9 @@ def test_step_refuses(changed, error, message):
     with pytest.raises(error, match=message):
         pool.step(**arguments)
     assert pool.stats() == before and pool._validate() is None
-    assert all((arguments[name] == -1).all() for name in {"out", "lengths", "scores", "parents"} - changed.keys())
+    assert all((arguments[name] == -1).all() for name in {"out", "lengths", "scores"} - changed.keys())
     pool.step(**good())
-    pool.step(**good() | {"scores": None, "parents": None})
+    pool.step(**good() | {"scores": None})
     pool.step(**good() | table())
     assert pool.stats()["appended"] == 9
 
@@ -132,7 +132,7 @@ def test_append_and_close_refuse():
             call("0")
 
 
-RULES = "it must be 'oldest', 'newest', 'count', 'suffix' or 'blend'"
+RULES = "it must be 'oldest', 'newest', 'suffix' or 'blend'"
 SOURCES = "it must be a sequence of 'request', 'group', 'history' and 'common'; the corpus is given as corpus=path"
 
 

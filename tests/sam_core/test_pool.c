@@ -43,7 +43,7 @@ static void fill(pool *p) {
 static void test_load_drops_what_does_not_fit(unsigned sources) {
     static const char path[] = "saved.pool";
     pool p, copy;
-    CHECK(pool_init(&p, PLENTY, RULE_COUNT, sources, NULL, 0));
+    CHECK(pool_init(&p, PLENTY, RULE_SUFFIX, sources, NULL, 0));
     fill(&p);
     fail_on = true;
     fail_at = 0;
@@ -61,7 +61,7 @@ static void test_load_drops_what_does_not_fit(unsigned sources) {
         fail_on = on;
         for (fail_at = 1;; fail_at++) { // 0 is the model
             allocations = 0;
-            CHECK(pool_init(&copy, PLENTY, RULE_COUNT, sources, NULL, 0));
+            CHECK(pool_init(&copy, PLENTY, RULE_SUFFIX, sources, NULL, 0));
             CHECK(persist_load(&file, &copy, &reason) == PERSIST_OK);
             bool failed = allocations > fail_at;
             CHECK(copy.stats.groups + copy.stats.evicted_groups == 8 && (failed || copy.stats.groups == 8));
@@ -76,7 +76,7 @@ static void test_load_drops_what_does_not_fit(unsigned sources) {
     }
     uint64_t groups = 0;
     for (size_t limit = pool_min_bytes(); limit <= complete; limit += 16) {
-        CHECK(pool_init(&copy, limit, RULE_COUNT, sources, NULL, 0));
+        CHECK(pool_init(&copy, limit, RULE_SUFFIX, sources, NULL, 0));
         CHECK(persist_load(&file, &copy, &reason) == PERSIST_OK);
         CHECK(copy.stats.groups + copy.stats.evicted_groups == 8);
         check_sound(&copy);
@@ -94,7 +94,7 @@ static void test_no_allocation_per_token(void) {
     uint32_t slot;
     CHECK(pool_open(&p, NULL, 0, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
     int32_t number = (int32_t)slot, one = 1, k = 3, out[3], length;
-    pool_drafts drafts = {out, NULL, NULL, &length, 3, NULL, NULL, .index_later = false};
+    pool_drafts drafts = {out, NULL, &length, 3, NULL, NULL, .index_later = false};
     for (int i = 0; i < 40000; i++) {
         if (i == 20000)
             allocations = 0;

@@ -90,9 +90,7 @@ class Index:
             return q
         clone = State(p.length + 1, q.end)
         clone.again = True
-        # The C copies the list of edges, which has the newest first, by putting one after the other in front.
-        edges = list(q.edges.items())
-        clone.edges = dict(edges[:1] + edges[:0:-1])
+        clone.edges = dict(q.edges)
         clone.counts = dict(q.counts)
         clone.best, clone.place = q.best, q.place
         clone.link, q.link = q.link, clone
@@ -151,15 +149,3 @@ class Index:
     def newest(self, state: State) -> int:
         """The token that followed last (of an "oldest" index: first), -1 if none did."""
         return self.texts[state.place[0]][state.place[1]] if state.place else -1
-
-    def candidates(self, state: State, most: int) -> list[tuple[int, int]]:
-        """Up to `most` successors of a state with how often each followed.
-
-        The best, the newest, then those that followed for the first time most recently, as far as the state's list
-        tells: its first edge is always the last of it, and a state split off another has the other's list reversed.
-        """
-        if not state.counts:
-            return []
-        first, *others = state.edges
-        order = dict.fromkeys([state.best, self.newest(state), *reversed(others), first])
-        return [(token, state.counts[token]) for token in order][:most]
