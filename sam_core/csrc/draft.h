@@ -127,12 +127,11 @@ static inline void emit(output *o, int32_t token, uint32_t path, uint32_t source
     o->below_min_prob = path < o->min_prob;
 }
 
-// The candidate of a node for `token`, new if need be; NULL if there is no room for it. Only the first
-// `known` candidates may have this token.
-static inline candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, uint32_t known,
-                                       int32_t token, uint32_t source) {
+// The candidate of a node for `token`, new if need be; NULL if there is no room for it.
+static inline candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, int32_t token,
+                                       uint32_t source) {
     candidate *first = &d->candidates[n->kept.first];
-    for (uint32_t i = 0; i < known; i++)
+    for (uint32_t i = 0; i < n->kept.count; i++)
         if (first[i].token == token)
             return &first[i];
     if (token == SAM_NO_TOKEN || n->kept.count == max_candidates)

@@ -23,10 +23,7 @@
 
 #define METHOD(function) ((PyCFunction)(void (*)(void))(function))
 
-// State of the module; lives as long as its types.
-typedef struct {
-    long process; // id of this process, updated after a fork
-} State;
+extern long this_process; // its id, updated after a fork
 
 extern PyType_Spec Pool_spec, NgramTable_spec;
 extern PyMethodDef module_functions[];

@@ -172,29 +172,8 @@ PyObject *Pool_catch_up(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     Py_RETURN_NONE;
 }
 
-// NumPy's scalars are integers and buffers, its arrays only claim to be both.
-static bool is_integer(PyObject *object) {
-    if (!PyIndex_Check(object))
-        return false;
-    PyObject *integer = PyNumber_Index(object);
-    Py_XDECREF(integer);
-    PyErr_Clear();
-    return integer != NULL;
-}
-
-static int get_token(PyObject *object, int32_t *token) {
-    Py_ssize_t value = PyNumber_AsSsize_t(object, NULL); // clipped to its range
-    if (value == -1 && PyErr_Occurred())
-        return -1;
-    *token = (int32_t)value;
-    if (value >= 0 && value <= INT32_MAX)
-        return 0;
-    PyErr_Format(PyExc_ValueError, "tokens is %R: token ids go from 0 to 2147483647", object);
-    return -1;
-}
-
 const char Pool_append_doc[] = PyDoc_STR("append($self, slot, tokens, /)\n--\n\n"
-                                         "Append one token, or several, to a slot.");
+                                         "Append tokens to a slot.");
 
 PyObject *Pool_append(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     PoolObject *self = (PoolObject *)object;
@@ -207,26 +186,13 @@ PyObject *Pool_append(PyObject *object, PyObject *const *args, Py_ssize_t count)
         return NULL;
     pool_error error;
     pool_status status;
-    if (PyLong_CheckExact(args[1]) || is_integer(args[1])) {
-        int32_t token;
-        if (get_token(args[1], &token) < 0)
-            return NULL;
-        if (!self->calls) { // and none can begin, since this call does not release the GIL
-            status = pool_append(&self->pool, slot, &token, 1, &error);
-        } else {
-            BEGIN_WORK(self)
-            status = pool_append(&self->pool, slot, &token, 1, &error);
-            END_WORK(self)
-        }
-    } else {
-        Tokens tokens;
-        if (get_tokens(args[1], "tokens", &tokens) < 0)
-            return NULL;
-        BEGIN_WORK(self)
-        status = pool_append(&self->pool, slot, tokens.tokens, (size_t)tokens.size, &error);
-        END_WORK(self)
-        release_tokens(&tokens);
-    }
+    Tokens tokens;
+    if (get_tokens(args[1], "tokens", &tokens) < 0)
+        return NULL;
+    BEGIN_WORK(self)
+    status = pool_append(&self->pool, slot, tokens.tokens, (size_t)tokens.size, &error);
+    END_WORK(self)
+    release_tokens(&tokens);
     if (status == POOL_BAD_SLOT)
         return raise_bad_slot(args[0]);
     if (status != POOL_OK)

@@ -97,8 +97,8 @@ static void name_by_matches(draft *d, node *n, const vote *v, uint32_t max_candi
     for (uint32_t rank = 0; rank < MODEL_RANKS; rank++)
         for (const match *m = v->matches; m < end; m++)
             if (m->rank == rank) {
-                add_candidate(d, n, max_candidates, n->kept.count, m->best, m->source);
-                add_candidate(d, n, max_candidates, n->kept.count, m->newest, m->source);
+                add_candidate(d, n, max_candidates, m->best, m->source);
+                add_candidate(d, n, max_candidates, m->newest, m->source);
             }
 }
 
@@ -106,8 +106,8 @@ static void name_by_matches(draft *d, node *n, const vote *v, uint32_t max_candi
 static void add_frequent(draft *d, node *n) {
     const uint32_t source = share_source(d->context);
     const sam_index *shared = d->context->index[source];
-    if (shared && shared->frequent_count && !n->kept.count)
-        add_candidate(d, n, 1, 0, shared->frequent[0].token, source)->share = shared->frequent[0].count;
+    if (shared && shared->frequent.count && !n->kept.count)
+        add_candidate(d, n, 1, shared->frequent.token, source)->share = shared->frequent.count;
 }
 
 #define INDEX(match) d->context->index[(match)->source]
@@ -131,8 +131,7 @@ void blend_name_candidates(draft *d, node *n, vote *v) {
     find_matches(d, n, v);
     name_by_matches(d, n, v, max_candidates);
     find_successor(d, n, d->context->index[source], v);
-    add_candidate(d, n, max_candidates, n->kept.count, v->successor,
-                  d->context->common ? RULE_COMMON : source);
+    add_candidate(d, n, max_candidates, v->successor, d->context->common ? RULE_COMMON : source);
     v->named = n->kept.count;
     add_frequent(d, n);
     candidate *first = &d->candidates[n->kept.first];

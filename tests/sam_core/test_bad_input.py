@@ -101,9 +101,8 @@ def test_open_and_drop_refuse_tokens(prompt, error, message):
         pool.drop(prompt)
     assert pool.stats()["slots_open"] == 0
     slot = pool.open([1])
-    if not isinstance(prompt, int):
-        with pytest.raises(error, match=message.format("tokens")):
-            pool.append(slot, prompt)
+    with pytest.raises(error, match=message.format("tokens")):
+        pool.append(slot, prompt)
     for group in ("name", 3, bytearray(b"name")):
         with pytest.raises(TypeError, match="it must be BY_PROMPT, bytes or None"):
             pool.open([1], group)
@@ -113,9 +112,6 @@ def test_open_and_drop_refuse_tokens(prompt, error, message):
 def test_append_and_close_refuse():
     pool = sam_core.Pool()
     slot = pool.open([1])
-    for bad in (-1, 2**80, np.int64(-7)):
-        with pytest.raises(ValueError, match=f"tokens is .*{bad}.*: token ids go from 0 to 2147483647"):
-            pool.append(slot, bad)
     pool.open([1], b"name")
     for group in (b"name", [1]):
         with pytest.raises(ValueError, match="group has . open slots?: close them before dropping it"):
@@ -124,7 +120,7 @@ def test_append_and_close_refuse():
         pool.append(slot, 1, 2)
     assert pool.stats()["appended"] == 0
     pool.close(slot)
-    for call in (pool.close, pool.prompt_size, lambda bad: pool.append(bad, 1), lambda bad: pool.append(bad, [1])):
+    for call in (pool.close, pool.prompt_size, lambda bad: pool.append(bad, [1])):
         for bad in (slot, -1, 2**80):
             with pytest.raises(ValueError, match=f"slot is {bad}, which is not an open slot"):
                 call(bad)

@@ -69,7 +69,7 @@ static uint64_t contents(const sam_index *index) {
     }
     hash = hash_bytes(hash, &edges, sizeof edges);
     hash = hash_bytes(hash, &index->appended, sizeof index->appended);
-    return hash_bytes(hash, index->frequent, index->frequent_count * sizeof(sam_frequent));
+    return hash_bytes(hash, &index->frequent, sizeof index->frequent);
 }
 
 // Appends a token. A failed allocation must change nothing; then there is memory again.

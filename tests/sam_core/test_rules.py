@@ -82,7 +82,7 @@ def test_isolated_texts_are_found_by_their_group_while_it_lives():
         slot = pool.open([1], b"apart", isolated=True)
         for token in (2, 3, 4, 5):
             ask(pool, slot, k=1)
-            pool.append(slot, token)
+            pool.append(slot, [token])
         sibling = pool.open([1], b"apart", isolated=True)
         assert step(pool, [(sibling, [])], 4) == [[2, 3, 4, 5]], "equal groups share"
         for each in (slot, sibling):

@@ -233,10 +233,8 @@ class Pool:
         0 for a slot that stores no text. Raises ValueError: no open slot.
         """
 
-    def append(self, slot: int, tokens: int | Tokens, /) -> None:
-        """Append one token, or a sequence or int32 buffer [n] of them, to one slot; like `step` with k = 0.
-
-        An int is appended without releasing the GIL.
+    def append(self, slot: int, tokens: Tokens, /) -> None:
+        """Append a sequence or int32 buffer [n] of tokens to one slot; like `step` with k = 0.
 
         Raises: as `step`.
         """

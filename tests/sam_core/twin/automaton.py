@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 MAX_MATCH = 64  # tokens; but for "oldest", longer matches count as matches of their last 64 tokens
-FREQUENT = 24  # most frequent tokens that an index keeps ready
 
 Place = tuple[int, int]  # number of a text, position in it
 
@@ -54,7 +53,7 @@ class Index:
         self.root = State(0, None)
         self.appended = 0
         self.came: Counter[int] = Counter()
-        self.frequent: list[tuple[int, int]] = []  # (token, count), the most frequent first, the newest first on a tie
+        self.frequent = (-1, 0)  # the most frequent token, the newest on a tie, and its count
 
     def append(self, last: State, text: int, position: int, older: bool = False) -> State:
         """Append the token at `position` of text number `text`, whose state so far is `last`; return the new state.
@@ -66,9 +65,8 @@ class Index:
         self._mark(last, token, (text, position), older)
         self.appended += 1
         self.came[token] += 1
-        others = [entry for entry in self.frequent if entry[0] != token]
-        others.insert(sum(count + older > self.came[token] for _, count in others), (token, self.came[token]))
-        self.frequent = others[:FREQUENT]
+        if self.came[token] >= self.frequent[1] + older:
+            self.frequent = token, self.came[token]
         return state
 
     def _extend(self, last: State, token: int, place: Place) -> State:

@@ -302,8 +302,8 @@ class _Walk:
         order, successor, times = self._successor(node, shared)
         node.name(most, successor, COMMON if self.context.common else shared_source)
         named = len(node.candidates)  # by a match or successor; what is only frequent asks no match
-        if shared and shared.frequent and not named:
-            token, count = shared.frequent[0]
+        if shared and shared.frequent[1] and not named:
+            token, count = shared.frequent
             node.name(most, token, shared_source).share = count
         kind = 0 if node.depth == 0 else 1 if node.depth < 3 else 2
         lengths = node.match[REQUEST][1], node.match[GROUP][1], node.corpus[0][2] if node.corpus else 0
