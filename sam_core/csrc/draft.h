@@ -5,8 +5,7 @@
 //
 //   rules.c          the interface: drafts of a batch, the model
 //   match.c          matches of a text in its sources, and what followed them
-//   walk.c           `blend`: chains that match again at every drafted token
-//   rule_blend.c     `blend`: the candidates of a node, and their mixed probabilities
+//   rule_blend.c     `blend`: chains that match again at every drafted token
 //   rule_copy.c      `oldest` and `newest`
 //   rule_suffix.c    `suffix`
 //   learn.c          records of drafts, and what is learned from them
@@ -22,8 +21,8 @@
 enum {
     MAX_NODES = RULE_MAX_DRAFT + 1, // of a draft, the end of the text included
     MAX_MATCHES = MODEL_SOURCES * MODEL_RANKS,
-    MAX_CANDIDATES = 24, // of one node
-    DEEP_CANDIDATES = 5, // of a node below the first
+    MAX_CANDIDATES = 2 * MAX_MATCHES + 1, // of a node: two of each match and the successor
+    DEEP_CANDIDATES = 5,                  // of a node below the first
     MORE = 6, // tokens after a match in a corpus, or after a string of `suffix`, that are looked up
     ALL_CANDIDATES = MAX_CANDIDATES + RULE_MAX_DRAFT * DEEP_CANDIDATES,
 };
@@ -125,30 +124,6 @@ static inline void emit(output *o, int32_t token, uint32_t path, uint32_t source
     o->bins[at] = (uint16_t)bin;
     o->lengths[at] = length;
     o->below_min_prob = path < o->min_prob;
-}
-
-// The candidate of a node for `token`, new if need be; NULL if there is no room for it.
-static inline candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, int32_t token,
-                                       uint32_t source) {
-    candidate *first = &d->candidates[n->kept.first];
-    for (uint32_t i = 0; i < n->kept.count; i++)
-        if (first[i].token == token)
-            return &first[i];
-    if (token == SAM_NO_TOKEN || n->kept.count == max_candidates)
-        return NULL;
-    candidate *c = &first[n->kept.count++];
-    c->token = token;
-    c->source = (uint8_t)source;
-    c->bins = 0;
-    c->share = 0;
-    memset(c->stretch, 0, sizeof c->stretch);
-    return c;
-}
-
-// Adds the probability that a bin holds to the inputs of a candidate.
-static inline void add_input(const model *m, candidate *c, uint32_t bin, uint32_t input) {
-    c->bin[c->bins++] = (uint16_t)bin;
-    c->stretch[input] = m->stretch[model_probability(m->learned.bins[bin])];
 }
 
 // `oldest` and `newest`.

@@ -3,7 +3,7 @@
 #include "match.h"
 
 uint32_t match_index(const sam_index *index, uint32_t source, sam_state state, uint32_t length,
-                     uint32_t max_matches, match *matches) {
+                     match *matches) {
     uint32_t count = 0, followed = 0;
     while (state != SAM_ROOT && length) {
         sam_following f;
@@ -21,7 +21,7 @@ uint32_t match_index(const sam_index *index, uint32_t source, sam_state state, u
             m->newest = f.newest;
             m->state = state;
             m->listed = 0;
-            if (count == max_matches)
+            if (count == MODEL_RANKS)
                 break; // the next node may not be in the cache
         }
         state = sam_link(index, state);
@@ -30,9 +30,9 @@ uint32_t match_index(const sam_index *index, uint32_t source, sam_state state, u
     return count;
 }
 
-uint32_t match_corpus(const corpus *c, const node *n, uint32_t max_matches, match *matches) {
+uint32_t match_corpus(const corpus *c, const node *n, match *matches) {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < n->corpus_count && count < max_matches; i++) {
+    for (uint32_t i = 0; i < n->corpus_count && count < MODEL_RANKS; i++) {
         match *m = &matches[count];
         *m = (match){.source = RULE_CORPUS,
                      .rank = count,

@@ -18,13 +18,13 @@ typedef struct {
     uint32_t counts[MORE];
 } match;
 
-// The matches of one index at a node, up to max_matches: the longest with a continuation, then shorter ones with more
+// The matches of one index at a node, up to MODEL_RANKS: the longest with a continuation, then shorter ones with more
 // occurrences. Returns their number.
 uint32_t match_index(const sam_index *index, uint32_t source, sam_state state, uint32_t length,
-                     uint32_t max_matches, match *matches);
+                     match *matches);
 
 // The same for the corpus.
-uint32_t match_corpus(const corpus *c, const node *n, uint32_t max_matches, match *matches);
+uint32_t match_corpus(const corpus *c, const node *n, match *matches);
 
 // The bin of a candidate for `token`, which followed the match `count` times.
 static inline uint32_t match_bin(const match *m, int32_t token, uint32_t count) {

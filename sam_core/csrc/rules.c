@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "walk.h"
+#include "rule_blend.h"
 
 size_t rule_model_bytes(void) { return sizeof(rule_model); }
 
@@ -67,7 +67,7 @@ static void make_drafts(chain *chains, uint32_t count) {
     if (d->rule == RULE_SUFFIX)
         draft_suffix(d, &chains->output);
     else if (d->rule == RULE_BLEND)
-        walk_chains(chains, count);
+        blend_chains(chains, count);
     else
         draft_copy(d, &chains->output);
 }
@@ -96,7 +96,7 @@ uint32_t rule_draft(const rule_model *m, rule_work *work, sam_memory *memory, ru
             c->output.with_lengths = t->match_lengths != NULL;
             c->at = c->draft.nodes;
             if (rule == RULE_BLEND)
-                walk_start(&c->draft);
+                blend_start(&c->draft);
         }
         make_drafts(chains, taken);
         for (uint32_t i = 0; i < taken; i++)

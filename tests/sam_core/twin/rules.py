@@ -18,7 +18,7 @@ from twin.automaton import Index, State, shorter
 from twin.model import COMMON, CORPUS, GROUP, HISTORY, REQUEST, Model
 
 MAX_DRAFT = 64
-MAX_CANDIDATES = 24  # of the end of the text
+MAX_CANDIDATES = 13  # of the end of the text
 DEEP_CANDIDATES = 5  # of a node below
 MORE = 6  # tokens after a match in a corpus that are looked up
 SHORT_MATCH = 4  # tokens; successors are used only if no match has more

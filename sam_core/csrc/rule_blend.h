@@ -4,8 +4,8 @@
 // rule names candidates for the token after it, with their probabilities. The best one is drafted and becomes the next
 // node.
 
-#ifndef WALK_H
-#define WALK_H
+#ifndef RULE_BLEND_H
+#define RULE_BLEND_H
 
 #include "match.h"
 
@@ -36,22 +36,9 @@ typedef struct {
 } chain;
 
 // Makes the end of the text the first node of a draft.
-void walk_start(draft *d);
+void blend_start(draft *d);
 
 // Drafts chains in turn, a token of each, so that their cache misses overlap.
-void walk_chains(chain *chains, uint32_t count);
-
-// The candidates of a node are considered in three steps, each of which reads what the one before it has prefetched.
-// The first names them, and begins to look up how often each followed each match.
-void blend_name_candidates(draft *d, node *n, vote *v);
-
-// The second finds the edges of the candidates.
-void blend_find_edges(const draft *d, const node *n, vote *v);
-
-// The third counts how often the candidates followed the matches, and mixes their probabilities.
-void blend_weigh_candidates(draft *d, const node *n, vote *v);
-
-// Whether all matches of a node in indexes are so short that successors are used as well.
-bool blend_uses_successors(const node *n);
+void blend_chains(chain *chains, uint32_t count);
 
 #endif
