@@ -213,7 +213,7 @@ BAD_TABLES = [
     ({"factors": np.zeros((8, 10), np.int64)}, "factors has 8 rows, not 9"),
 ]
 BAD_NGRAMS = [
-    ({"pages": np.zeros(1, np.int64)}, "pages has 1 rows, not 2"),
+    ({"groups": i32(2)}, "groups has 1 rows, not 2"),
     ({"starts": i32(0, -1)}, r"starts\[1\] is -1: it must lie between 0 and ends\[1\], 4"),
     ({"starts": i32(0, 5)}, r"starts\[1\] is 5: it must lie between 0 and ends\[1\], 4"),
     ({"ends": i32(2, 5)}, r"ends\[1\] is 5: it must lie between 0 and 4"),
