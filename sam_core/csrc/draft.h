@@ -46,25 +46,17 @@ typedef struct {
 
 _Static_assert(sizeof(candidate) == 64, "a candidate takes a cache line");
 
-// The part of a node that is kept to learn from.
+// What is kept of a step of a draft, to learn from. The block of a rule_record has the steps, then their candidates.
+typedef struct {
+    int32_t token;       // the drafted one; SAM_NO_TOKEN: there is none
+    uint16_t bin;        // of its probability, if that was not mixed
+    uint16_t candidates; // considered for it
+} kept_step;
+
 typedef struct {
     int32_t token;         // SAM_NO_TOKEN: the end of the text
-    uint16_t first, count; // of its candidates
-} kept_node;
-
-// The block of a rule_record; kept tokens follow, then candidates, then nodes.
-typedef struct {
-    uint32_t node_count, candidate_count;
-} record_block;
-
-typedef struct {
-    int32_t token;
-    uint32_t bin; // if its probability was not mixed
-} kept_token;
-
-typedef struct {
-    kept_node kept;
-    uint32_t path; // probability of the path to the node, of PATH_ONE
+    uint32_t first, count; // of its candidates
+    uint32_t path;         // probability of the path to the node, of PATH_ONE
     uint32_t depth;
     uint32_t best;           // the most probable candidate, the first on a tie
     uint32_t best_path;      // its path's probability; 0: there is none

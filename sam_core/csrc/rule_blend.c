@@ -8,13 +8,13 @@ enum { SHORT_MATCH = 4 }; // successors are used only if no match has more token
 
 // The candidate of a node for `token`, new if need be; NULL if there is no room for it.
 static candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, int32_t token, uint32_t source) {
-    candidate *first = &d->candidates[n->kept.first];
-    for (uint32_t i = 0; i < n->kept.count; i++)
+    candidate *first = &d->candidates[n->first];
+    for (uint32_t i = 0; i < n->count; i++)
         if (first[i].token == token)
             return &first[i];
-    if (token == SAM_NO_TOKEN || n->kept.count == max_candidates)
+    if (token == SAM_NO_TOKEN || n->count == max_candidates)
         return NULL;
-    candidate *c = &first[n->kept.count++];
+    candidate *c = &first[n->count++];
     c->token = token;
     c->source = (uint8_t)source;
     c->bins = 0;
@@ -62,8 +62,8 @@ static void mix(const draft *d, candidate *c) {
 }
 
 static bool is_named(const draft *d, const node *n, int32_t token) {
-    const candidate *first = &d->candidates[n->kept.first];
-    for (uint32_t i = 0; i < n->kept.count; i++)
+    const candidate *first = &d->candidates[n->first];
+    for (uint32_t i = 0; i < n->count; i++)
         if (first[i].token == token)
             return true;
     return false;
@@ -129,7 +129,7 @@ static void name_by_matches(draft *d, node *n, const vote *v, uint32_t max_candi
 static void add_frequent(draft *d, node *n) {
     const uint32_t source = share_source(d->context);
     const sam_index *shared = d->context->index[source];
-    if (shared && shared->frequent.count && !n->kept.count)
+    if (shared && shared->frequent.count && !n->count)
         add_candidate(d, n, 1, shared->frequent.token, source)->share = shared->frequent.count;
 }
 
@@ -157,17 +157,17 @@ static void name_candidates(draft *d, node *n, vote *v) {
     name_by_matches(d, n, v, max_candidates);
     find_successor(d, n, d->context->index[source], v);
     add_candidate(d, n, max_candidates, v->successor, d->context->common ? RULE_COMMON : source);
-    v->named = n->kept.count;
+    v->named = n->count;
     add_frequent(d, n);
-    candidate *first = &d->candidates[n->kept.first];
-    for (uint32_t j = 0; j < n->kept.count; j++)
+    candidate *first = &d->candidates[n->first];
+    for (uint32_t j = 0; j < n->count; j++)
         find_token_entries(&d->model->model, n, &first[j]);
     begin_lookups(d, first, v);
 }
 
 // The second finds the edges of the candidates.
 static void find_edges(const draft *d, const node *n, vote *v) {
-    const candidate *first = &d->candidates[n->kept.first];
+    const candidate *first = &d->candidates[n->first];
     for (lookup *q = v->lookups; q < v->lookups + v->lookup_count; q++) {
         const match *m = &v->matches[q->match];
         uint32_t *counted = &v->counts[q->candidate][q->match];
@@ -189,8 +189,8 @@ static void weigh_candidates(draft *d, const node *n, vote *v) {
     uint32_t set = weight_set(n, n->depth == 0 ? 0 : n->depth < 3 ? 1 : 2);
     uint32_t frequent_set = weight_set(n, MODEL_FREQUENT);
     uint32_t least_share = shared ? model_share_bin(0, shared->appended) : 0;
-    candidate *first = &d->candidates[n->kept.first];
-    for (uint32_t j = 0; j < n->kept.count; j++) {
+    candidate *first = &d->candidates[n->first];
+    for (uint32_t j = 0; j < n->count; j++) {
         candidate *c = &first[j];
         c->set = (uint16_t)(j < v->named ? set : frequent_set);
         for (uint32_t i = 0; i < v->match_count && j < v->named; i++) {
@@ -213,7 +213,7 @@ static void weigh_candidates(draft *d, const node *n, vote *v) {
 void blend_start(draft *d) {
     const rule_context *context = d->context;
     node *n = &d->nodes[0];
-    *n = (node){.kept = {.token = SAM_NO_TOKEN}, .path = PATH_ONE};
+    *n = (node){.token = SAM_NO_TOKEN, .path = PATH_ONE};
     memcpy(n->last, context->last, sizeof n->last);
     for (uint32_t s = 0; s < RULE_INDEXES; s++) {
         n->state[s] = context->state[s];
@@ -236,7 +236,7 @@ void blend_start(draft *d) {
 // Extends the matches of the node before a node by the node's token.
 static void advance(const draft *d, node *n) {
     const node *before = n - 1;
-    int32_t token = n->kept.token;
+    int32_t token = n->token;
     n->last[0] = token;
     for (uint32_t i = 1; i < RULE_LAST; i++)
         n->last[i] = before->last[i - 1];
@@ -259,10 +259,10 @@ static void advance(const draft *d, node *n) {
 
 static void end_node(draft *d, node *n, vote *v) {
     weigh_candidates(d, n, v);
-    d->candidate_count += n->kept.count;
+    d->candidate_count += n->count;
     uint32_t best = 0;
-    for (uint32_t i = 0; i < n->kept.count; i++) {
-        uint32_t probability = d->candidates[n->kept.first + i].probability;
+    for (uint32_t i = 0; i < n->count; i++) {
+        uint32_t probability = d->candidates[n->first + i].probability;
         if (probability > best) {
             best = probability;
             n->best = i;
@@ -292,14 +292,16 @@ static uint32_t match_length(const rule_context *context, const node *n, uint32_
 // The node of the token that was drafted last, the best candidate of node `from`.
 static node *follow(draft *d, const node *from, const output *o) {
     node *n = &d->nodes[d->node_count++];
-    n->kept = (kept_node){.token = o->tokens[o->size - 1], .first = (uint16_t)d->candidate_count};
+    n->token = o->tokens[o->size - 1];
+    n->first = d->candidate_count;
+    n->count = 0;
     n->path = from->best_path;
     n->depth = from->depth + 1;
     return n;
 }
 
 static void emit_best(const draft *d, output *o, const node *n) {
-    const candidate *c = &d->candidates[n->kept.first + n->best];
+    const candidate *c = &d->candidates[n->first + n->best];
     uint32_t source = c->source;
     if (source == RULE_GROUP && d->context->past &&
         match_followed_in_past(d->context, n->length[RULE_GROUP] ? n->state[RULE_GROUP] : SAM_ROOT, c->token))

@@ -99,6 +99,7 @@ typedef struct {
     size_t bytes;                   // accounted
     uint32_t drafted;               // tokens of the draft
     uint32_t kept;                  // these and possibly one that was too improbable
+    uint32_t steps, candidates;     // in the block
     uint8_t source[RULE_MAX_DRAFT]; // where each came from
     bool due[RULE_LESSONS];         // to be learned from what comes next
     int32_t last[RULE_LAST];        // tokens before the draft
