@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sam_core
-from sam_lab.replay import Tree, accept_chain
+from sam_lab.replay import accept_chain
 
 
 def packed(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
@@ -46,10 +46,10 @@ class SamDrafter:
         self.pool.step(arrays["slots"], *packed(rows), 0, arrays["out"], arrays["lengths"])
 
     def draft(self, requests: Sequence[int], k: int, *names: str) -> list[npt.NDArray[Any]]:
-        """Draft at most k tokens, or tree nodes if "parents" is in `names`, for each of B requests.
+        """Draft at most k tokens for each of B requests.
 
         Returns tokens int32 [B, k], lengths int32 [B], and the arrays [B, k] of `Pool.step` in `names`, which may be
-        "scores" and "parents". The next draft of this size overwrites all of them.
+        "scores". The next draft of this size overwrites all of them.
         """
         arrays = self._arrays_of(requests, k)
         return self._step(arrays, arrays["nothing"], arrays["zeros"], k, names)
@@ -72,10 +72,6 @@ class SamDrafter:
         out, lengths = self.draft(requests, k)
         return [row[:length] for row, length in zip(out.tolist(), lengths.tolist(), strict=True)]
 
-    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
-        rows = zip(*(array.tolist() for array in self.draft(requests, n, "parents")), strict=True)
-        return [(tokens[:length], parents[:length]) for tokens, length, parents in rows]
-
     def finish(self, request: int) -> None:
         self.pool.close(self.slots.pop(request))
 
@@ -87,7 +83,7 @@ class SamDrafter:
         rows = len(requests)
         if (rows, k) not in self._arrays:
             self._arrays[rows, k] = {
-                **{name: np.empty((rows, k), np.int32) for name in ("out", "parents")},
+                "out": np.empty((rows, k), np.int32),
                 "scores": np.empty((rows, k), np.float32),
                 **{name: np.zeros(rows, np.int32) for name in ("slots", "zeros", "lengths")},
                 "nothing": np.empty(0, np.int32),

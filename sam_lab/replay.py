@@ -29,8 +29,8 @@ RESAMPLES = 2000
 class Drafter(Protocol):
     """The interface of a drafter in a replay. The caller numbers the requests.
 
-    It may also have `drop(group)`, called when a group's last request has ended, and `settle()`, called after each
-    answer that is not scored.
+    It may also have `drop(group)`, called when a group's last request has ended, `settle()`, called after each answer
+    that is not scored, and `propose_tree_many(requests, n)`, which returns a Tree of at most n nodes for each request.
     """
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
@@ -41,9 +41,6 @@ class Drafter(Protocol):
 
     def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
         """A chain of at most k tokens for each request."""
-
-    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
-        """A tree of at most n nodes for each request."""
 
     def finish(self, request: int) -> None:
         """The request has ended; its text stays visible to its group."""
@@ -192,7 +189,7 @@ class _Replay:
     def _draft(self, batch: list[_Request]) -> list[Tree]:
         numbers = [request.number for request in batch]
         start = time.perf_counter()
-        trees = self.drafter.propose_tree_many(numbers, self.k) if self.tree else []
+        trees = self.drafter.propose_tree_many(numbers, self.k) if self.tree else []  # type: ignore[attr-defined]
         chains = [] if self.tree else self.drafter.propose_many(numbers, self.k)
         self.tally.draft_s += time.perf_counter() - start
         return trees if self.tree else [(tokens, []) for tokens in chains]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a recording, see below")
     add("--context", nargs="+", choices=CONTEXTS, default=["request", "group"], help="default: request group")
-    add("--k", nargs="+", type=positive, metavar="K", help="maximum tokens of chains (3 4 8 16; none with --tree)")
-    add("--tree", nargs="+", type=positive, metavar="N", help="maximum nodes of trees")
+    sizes = " ".join(map(str, DEFAULT_K))
+    add("--k", nargs="+", type=positive, default=DEFAULT_K, metavar="K", help=f"maximum draft tokens, default {sizes}")
     add("--rule", nargs="+", metavar="RULE", help="sam_core's drafting rules; default: the pool's")
     add("--sources", nargs="+", metavar="SOURCE", help="sources of drafts; default: the pool's")
     add("--min-prob", nargs="+", type=probability, metavar="P", help="end a draft at a probability below P")
@@ -45,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError (LabError), or OSError for a file, before it prints anything."""
     check_outputs(args, "json")
-    sizes = [(k, False) for k in args.k or (() if args.tree else DEFAULT_K)] + [(n, True) for n in args.tree or ()]
     common: dict[str, Any] = {"sources": args.sources} if args.sources else {}
     if args.corpus:
         common["corpus"] = str(args.corpus)
@@ -55,20 +55,20 @@ def run(args: argparse.Namespace) -> int:
         for min_prob in args.min_prob or [None]
     ]
     for options in drafters:
-        _try(options, sizes)
+        _try(options, args.k)
     data = {path: _scopes(path, args) for path in args.files}
     progress, results = Progress(), list[dict[str, Any]]()
     print(TABLE.format("recording", "context", "draft", "tok/step", "drafted", "precision", "us/draft", "us/token", ""))
     for path, by_context in data.items():
-        for (context, scopes), options, (k, tree) in itertools.product(by_context.items(), drafters, sizes):
-            configuration = {"file": str(path), "context": context, "k": k, "tree": tree, "drafter": options}
+        for (context, scopes), options, k in itertools.product(by_context.items(), drafters, args.k):
+            configuration = {"file": str(path), "context": context, "k": k, "drafter": options}
             total = sum(len(answer.response_ids) for scope in scopes for answer, scored in scope if scored)
-            name = f"{path.name} {context} {'n' if tree else 'k'}={k}"
+            name = f"{path.name} {context} k={k}"
 
             def show(done: int, name: str = name, total: int = total) -> None:
                 progress.show(f"{name}: {done:,} of {total:,} tokens")
 
-            results.append(configuration | replay(SamDrafter(**options), scopes, context, k, tree, show))
+            results.append(configuration | replay(SamDrafter(**options), scopes, context, k, progress=show))
             progress.clear()
             print(_row(results[-1]), flush=True)
             if args.json:
@@ -76,12 +76,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _try(options: dict[str, Any], sizes: list[tuple[int, bool]]) -> None:
+def _try(options: dict[str, Any], sizes: Sequence[int]) -> None:
     """Draft once with each size; raises ValueError or OSError for unknown options or sizes."""
     drafter = SamDrafter(**options)
     drafter.start(0, [1], None)
-    for k, tree in sizes:
-        drafter.propose_tree_many([0], k) if tree else drafter.propose_many([0], k)
+    for k in sizes:
+        drafter.propose_many([0], k)
 
 
 def _scopes(path: Path, args: argparse.Namespace) -> dict[str, list[Scope]]:
@@ -94,6 +94,6 @@ def _scopes(path: Path, args: argparse.Namespace) -> dict[str, list[Scope]]:
 
 
 def _row(result: dict[str, Any]) -> str:
-    name, draft = Path(result["file"]).name[:28], f"{'n' if result['tree'] else 'k'}={result['k']}"
+    name, draft = Path(result["file"]).name[:28], f"k={result['k']}"
     options = " ".join(f"{key}={value}" for key, value in result["drafter"].items() if key in ("rule", "min_prob"))
     return ROW.format(**result, name=name, draft=draft, options=options).rstrip()

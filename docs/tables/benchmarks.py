@@ -23,7 +23,7 @@ def bench_rows(section: str) -> list[Row]:
 
 def bench_name(row: Row, unit: bool = False) -> str:
     text = row["what"] + (f", {row['unit'].replace(' a ', ' per ')}" if unit and row["unit"] else "")
-    return re.sub(r"\b(newest|count|blend|auto)\b(?! k=)", r"`\1`", text)
+    return re.sub(r"\b(newest|blend|auto)\b(?! k=)", r"`\1`", text)
 
 
 def times(peer: dict[str, float] | None, ours: dict[str, float]) -> str:
@@ -45,7 +45,7 @@ def accepted(language: str) -> str:
     """Tokens per step of `blend` and of each peer."""
     lines = []
     for row in bench_rows("acceptance"):
-        if {"count", "count k=8"} & row["peers"].keys():
+        if PEERS.keys() & row["peers"].keys():
             found = [row["ours"], *(row["peers"].get(peer) for peer in PEERS)]
             lines.append([bench_name(row), *(f"{each['median']:.3f}" if each else "" for each in found)])
     return f"{source('en', 'bench-acceptance')}\n\n{table(['', '`blend`', *PEERS.values()], lines)}"
@@ -55,7 +55,7 @@ def sources(language: str) -> str:
     """Tokens per step with and without history and corpus, and within a budget of memory."""
     lines = []
     for row in bench_rows("within a budget of memory") + bench_rows("acceptance"):
-        if not {"count", "count k=8"} & row["peers"].keys():
+        if not PEERS.keys() & row["peers"].keys():
             without = row["peers"].get("without")
             figures = [f"{found['median']:.3f}" if found else "" for found in (row["ours"], without)]
             lines.append([bench_name(row), *figures])

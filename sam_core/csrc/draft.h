@@ -5,9 +5,7 @@
 //
 //   rules.c          the interface: drafts of a batch, the model
 //   match.c          matches of a text in its sources, and what followed them
-//   walk.c           `count` and `blend`: chains and trees that match again at every drafted token
-//   rule_count.c     `count`: the candidates of a node
-//   rule_blend.c     `blend`: the candidates of a node, and their mixed probabilities
+//   rule_blend.c     `blend`: chains that match again at every drafted token
 //   rule_copy.c      `oldest` and `newest`
 //   rule_suffix.c    `suffix`
 //   learn.c          records of drafts, and what is learned from them
@@ -23,16 +21,15 @@
 enum {
     MAX_NODES = RULE_MAX_DRAFT + 1, // of a draft, the end of the text included
     MAX_MATCHES = MODEL_SOURCES * MODEL_RANKS,
-    MAX_CANDIDATES = 24, // of one node
-    DEEP_CANDIDATES = 5, // of a node below the first
-    MORE = 6,            // further candidates of a match in a tree
+    MAX_CANDIDATES = 2 * MAX_MATCHES + 1, // of a node: two of each match and the successor
+    DEEP_CANDIDATES = 5,                  // of a node below the first
+    MORE = 6, // tokens after a match in a corpus, or after a string of `suffix`, that are looked up
     ALL_CANDIDATES = MAX_CANDIDATES + RULE_MAX_DRAFT * DEEP_CANDIDATES,
 };
 
 _Static_assert((int)RULE_LAST == (int)MODEL_LAST, "successors are looked up by the last tokens");
 
 #define PATH_ONE (1u << 30) // probability 1 of a path
-#define NO_NODE UINT16_MAX
 
 // A candidate for the token after a node, with the inputs of its probability.
 typedef struct {
@@ -49,33 +46,21 @@ typedef struct {
 
 _Static_assert(sizeof(candidate) == 64, "a candidate takes a cache line");
 
-// The part of a node that is kept to learn from.
+// What is kept of a step of a draft, to learn from. The block of a rule_record has the steps, then their candidates.
 typedef struct {
-    int32_t token;
-    uint16_t parent;       // NO_NODE: the end of the text
-    uint16_t first, count; // of its candidates
-} kept_node;
-
-// The block of a rule_record; kept tokens follow, then candidates, then nodes.
-typedef struct {
-    uint32_t node_count, candidate_count;
-} record_block;
+    int32_t token;       // the drafted one; SAM_NO_TOKEN: there is none
+    uint16_t bin;        // of its probability, if that was not mixed
+    uint16_t candidates; // considered for it
+} kept_step;
 
 typedef struct {
-    int32_t token, parent;
-    uint32_t bin; // if its probability was not mixed
-} kept_token;
-
-typedef struct {
-    kept_node kept;
-    uint32_t path; // probability of the path to the node, of PATH_ONE
-    int32_t draft; // number of its token in the draft, -1: the end of the text
+    int32_t token;         // SAM_NO_TOKEN: the end of the text
+    uint32_t first, count; // of its candidates
+    uint32_t path;         // probability of the path to the node, of PATH_ONE
     uint32_t depth;
-    bool considered;
-    uint32_t best;                 // the candidate to draft next
-    uint32_t best_path;            // its path's probability; 0: none is left
-    uint16_t left[MAX_CANDIDATES]; // their probabilities; 0: drafted
-    int32_t last[RULE_LAST];       // tokens before its candidates
+    uint32_t best;           // the most probable candidate, the first on a tie
+    uint32_t best_path;      // its path's probability; 0: there is none
+    int32_t last[RULE_LAST]; // tokens before its candidates
     sam_state state[RULE_INDEXES];
     uint32_t length[RULE_INDEXES];
     corpus_match corpus[MODEL_RANKS];
@@ -98,7 +83,6 @@ typedef struct {
     node *nodes; // a part of a rule_work
     candidate *candidates;
     rule_name rule;
-    bool tree;
     uint32_t node_count, candidate_count;
 } draft;
 
@@ -109,7 +93,6 @@ typedef struct {
     bool below_min_prob; // the last token is too improbable: it is not drafted, only learned from
     bool with_lengths;
     int32_t tokens[RULE_MAX_DRAFT];
-    int32_t parents[RULE_MAX_DRAFT];
     uint32_t paths[RULE_MAX_DRAFT];
     uint16_t bins[RULE_MAX_DRAFT];
     uint8_t sources[RULE_MAX_DRAFT];
@@ -124,11 +107,10 @@ static inline uint32_t times(uint32_t path, uint32_t probability) {
 }
 
 // Adds a token to a draft; `path` is the probability of the path to it, `bin` where its own probability is from.
-static inline void emit(output *o, int32_t token, int32_t parent, uint32_t path, uint32_t source,
-                        uint32_t bin, uint32_t length) {
+static inline void emit(output *o, int32_t token, uint32_t path, uint32_t source, uint32_t bin,
+                        uint32_t length) {
     uint32_t at = o->size++;
     o->tokens[at] = token;
-    o->parents[at] = parent;
     o->paths[at] = path;
     o->sources[at] = (uint8_t)source;
     o->bins[at] = (uint16_t)bin;
@@ -136,33 +118,8 @@ static inline void emit(output *o, int32_t token, int32_t parent, uint32_t path,
     o->below_min_prob = path < o->min_prob;
 }
 
-// The candidate of a node for `token`, new if need be; NULL if there is no room for it. Only the first
-// `known` candidates may have this token.
-static inline candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, uint32_t known,
-                                       int32_t token, uint32_t source) {
-    candidate *first = &d->candidates[n->kept.first];
-    for (uint32_t i = 0; i < known; i++)
-        if (first[i].token == token)
-            return &first[i];
-    if (token == SAM_NO_TOKEN || n->kept.count == max_candidates)
-        return NULL;
-    candidate *c = &first[n->kept.count++];
-    c->token = token;
-    c->source = (uint8_t)source;
-    c->bins = 0;
-    c->share = 0;
-    memset(c->stretch, 0, sizeof c->stretch);
-    return c;
-}
-
-// Adds the probability that a bin holds to the inputs of a candidate.
-static inline void add_input(const model *m, candidate *c, uint32_t bin, uint32_t input) {
-    c->bin[c->bins++] = (uint16_t)bin;
-    c->stretch[input] = m->stretch[model_probability(m->learned.bins[bin])];
-}
-
 // `oldest` and `newest`.
-void draft_copies(const draft *d, output *o);
+void draft_copy(const draft *d, output *o);
 
 void draft_suffix(const draft *d, output *o);
 

@@ -13,8 +13,9 @@ void rule_record_free(rule_record *record, sam_memory *memory) {
 }
 
 bool draft_keep(const draft *d, sam_memory *memory, const output *o, rule_record *record) {
-    size_t tokens = o->size * sizeof(kept_token), candidates = d->candidate_count * sizeof(candidate);
-    size_t bytes = sizeof(record_block) + tokens + candidates + d->node_count * sizeof(kept_node);
+    uint32_t steps = d->node_count > o->size ? d->node_count : o->size;
+    size_t candidates = d->candidate_count * sizeof(candidate),
+           bytes = steps * sizeof(kept_step) + candidates;
     if (bytes > record->bytes) {
         size_t capacity = bytes + bytes / 2;
         void *block = sam_resize(memory, record->block, record->bytes, capacity);
@@ -23,17 +24,22 @@ bool draft_keep(const draft *d, sam_memory *memory, const output *o, rule_record
         record->block = block;
         record->bytes = capacity;
     }
-    record_block *block = record->block;
     memcpy(record->source, o->sources, o->size);
-    block->node_count = d->node_count;
-    block->candidate_count = d->candidate_count;
-    kept_token *kept = (kept_token *)(block + 1);
-    for (uint32_t i = 0; i < o->size; i++)
-        kept[i] = (kept_token){o->tokens[i], o->parents[i], o->bins[i]};
-    memcpy(kept + o->size, d->candidates, candidates);
-    kept_node *nodes = (kept_node *)((char *)(kept + o->size) + candidates);
-    for (uint32_t i = 0; i < d->node_count; i++)
-        nodes[i] = d->nodes[i].kept;
+    kept_step *kept = record->block;
+    for (uint32_t i = 0; i < steps; i++) {
+        kept[i] = (kept_step){.token = SAM_NO_TOKEN};
+        if (i < o->size) {
+            kept[i].token = o->tokens[i];
+            kept[i].bin = o->bins[i];
+        }
+        if (i < d->node_count)
+            kept[i].candidates = (uint16_t)d->nodes[i].count;
+        if (i + 1 < d->node_count)
+            kept[i].token = d->nodes[i + 1].token; // also behind a token outside the vocabulary
+    }
+    memcpy(kept + steps, d->candidates, candidates);
+    record->steps = steps;
+    record->candidates = d->candidate_count;
     record->drafted = o->size - o->below_min_prob;
     record->kept = o->size;
     record->due[RULE_TOKENS] = !d->context->isolated;
@@ -64,21 +70,8 @@ static void learn_tokens(model *m, const candidate *c, bool outcome) {
         model_update(&m->learned.tokens[order][c->hash[order]], outcome);
 }
 
-// What a record keeps of a draft.
-typedef struct {
-    const kept_token *tokens;
-    const candidate *candidates;
-    const kept_node *nodes;
-    uint32_t candidate_count, node_count;
-} contents;
-
-static contents contents_of(const rule_record *record) {
-    const record_block *block = record->block;
-    contents c = {.candidate_count = block->candidate_count, .node_count = block->node_count};
-    c.tokens = (const kept_token *)(block + 1);
-    c.candidates = (const candidate *)(c.tokens + record->kept);
-    c.nodes = (const kept_node *)(c.candidates + c.candidate_count);
-    return c;
+static const candidate *candidates_of(const rule_record *record) {
+    return (const candidate *)((const kept_step *)record->block + record->steps);
 }
 
 void rule_prefetch_lesson(const rule_model *rm, const rule_record *record, int lesson) {
@@ -88,35 +81,12 @@ void rule_prefetch_lesson(const rule_model *rm, const rule_record *record, int l
         model_prefetch_successors(&rm->model, record->last);
     if (lesson == RULE_SUCCESSORS || !record->kept)
         return;
-    contents of = contents_of(record);
-    for (uint32_t i = 0; i < of.candidate_count && i < MAX_CANDIDATES; i++) {
-        const candidate *c = &of.candidates[i];
+    const candidate *c = candidates_of(record);
+    for (uint32_t i = 0; i < record->candidates && i < MAX_CANDIDATES; i++, c++) {
         if (lesson == RULE_BINS)
             sam_prefetch(rm->model.learned.weights[c->set]);
         for (uint32_t order = 0; lesson == RULE_TOKENS && order < MODEL_TOKENS; order++)
             sam_prefetch(&rm->model.learned.tokens[order][c->hash[order]]);
-    }
-}
-
-// Learns from the tokens of the draft, and counts those that are confirmed.
-static void learn_drafted(model *m, rule_name rule, const rule_record *record, const contents *of,
-                          const int32_t *tokens, uint32_t count, uint64_t accepted[RULE_SOURCES]) {
-    int32_t at = -1; // the last confirmed draft token
-    for (uint32_t i = 0; i < count; i++) {
-        int32_t next = -1;
-        for (uint32_t j = 0; j < record->kept; j++) {
-            if (of->tokens[j].parent != at)
-                continue;
-            bool outcome = of->tokens[j].token == tokens[i];
-            if (outcome)
-                next = (int32_t)j;
-            if (rule != RULE_BLEND)
-                model_update(&m->learned.bins[of->tokens[j].bin], outcome);
-        }
-        if (next < 0 || (uint32_t)next == record->drafted)
-            break;
-        accepted[record->source[next]]++;
-        at = next;
     }
 }
 
@@ -130,24 +100,20 @@ void rule_learn(rule_model *rm, rule_name rule, rule_record *record, int lesson,
         model_learn_successor(m, record->last, tokens[i]);
     if (lesson == RULE_SUCCESSORS || !record->kept)
         return;
-    contents of = contents_of(record);
-    if (lesson == RULE_BINS)
-        learn_drafted(m, rule, record, &of, tokens, count, accepted);
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < count && of.node_count; i++) {
-        const kept_node *n = &of.nodes[at];
-        for (uint32_t j = 0; j < n->count; j++) {
-            const candidate *c = &of.candidates[n->first + j];
+    const kept_step *step = record->block;
+    const candidate *c = candidates_of(record);
+    for (uint32_t i = 0; i < count && i < record->steps; i++, step++) {
+        for (const candidate *end = c + step->candidates; c < end; c++)
             if (lesson == RULE_BINS)
                 learn_bins(m, c, c->token == tokens[i]);
             else
                 learn_tokens(m, c, c->token == tokens[i]);
-        }
-        uint32_t next = at + 1;
-        while (next < of.node_count && !(of.nodes[next].parent == at && of.nodes[next].token == tokens[i]))
-            next++;
-        if (next == of.node_count)
+        bool outcome = step->token == tokens[i];
+        if (lesson == RULE_BINS && rule != RULE_BLEND)
+            model_update(&m->learned.bins[step->bin], outcome);
+        if (!outcome)
             break;
-        at = next;
+        if (lesson == RULE_BINS && i < record->drafted)
+            accepted[record->source[i]]++;
     }
 }

@@ -3,7 +3,7 @@
 #include "match.h"
 
 uint32_t match_index(const sam_index *index, uint32_t source, sam_state state, uint32_t length,
-                     uint32_t max_matches, match *matches) {
+                     match *matches) {
     uint32_t count = 0, followed = 0;
     while (state != SAM_ROOT && length) {
         sam_following f;
@@ -21,8 +21,7 @@ uint32_t match_index(const sam_index *index, uint32_t source, sam_state state, u
             m->newest = f.newest;
             m->state = state;
             m->listed = 0;
-            m->all_listed = false;
-            if (count == max_matches)
+            if (count == MODEL_RANKS)
                 break; // the next node may not be in the cache
         }
         state = sam_link(index, state);
@@ -31,9 +30,9 @@ uint32_t match_index(const sam_index *index, uint32_t source, sam_state state, u
     return count;
 }
 
-uint32_t match_corpus(const corpus *c, const node *n, uint32_t max_matches, match *matches) {
+uint32_t match_corpus(const corpus *c, const node *n, match *matches) {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < n->corpus_count && count < max_matches; i++) {
+    for (uint32_t i = 0; i < n->corpus_count && count < MODEL_RANKS; i++) {
         match *m = &matches[count];
         *m = (match){.source = RULE_CORPUS,
                      .rank = count,
@@ -49,25 +48,6 @@ uint32_t match_corpus(const corpus *c, const node *n, uint32_t max_matches, matc
         count++;
     }
     return count;
-}
-
-void match_list(const rule_context *context, match *m) {
-    if (m->source == RULE_CORPUS || m->best_count == m->followed)
-        return;
-    m->listed = sam_candidates(context->index[m->source], m->state, MORE, m->tokens, m->counts);
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < m->listed; i++)
-        sum += m->counts[i];
-    m->all_listed = sum == m->followed;
-}
-
-uint32_t match_count(const rule_context *context, const match *m, int32_t token) {
-    uint32_t count;
-    if (match_knows(m, token, &count))
-        return count;
-    const sam_index *index = context->index[m->source];
-    sam_state end = sam_edge_end(index, m->state, token);
-    return end == SAM_NONE ? 0 : sam_occurrences(index, end);
 }
 
 sam_state match_continued(const sam_index *index, sam_state state, int32_t token, uint32_t *length) {

@@ -13,30 +13,23 @@ typedef struct {
     uint32_t bins; // the first of its bins
     int32_t best, newest;
     sam_state state;
-    uint32_t listed; // tokens that followed it and are looked up
-    bool all_listed; // no other token followed
+    uint32_t listed; // tokens that followed it and are looked up, in the corpus
     int32_t tokens[MORE];
     uint32_t counts[MORE];
 } match;
 
-// The matches of one index at a node, up to max_matches: the longest with a continuation, then shorter ones with more
+// The matches of one index at a node, up to MODEL_RANKS: the longest with a continuation, then shorter ones with more
 // occurrences. Returns their number.
 uint32_t match_index(const sam_index *index, uint32_t source, sam_state state, uint32_t length,
-                     uint32_t max_matches, match *matches);
+                     match *matches);
 
 // The same for the corpus.
-uint32_t match_corpus(const corpus *c, const node *n, uint32_t max_matches, match *matches);
-
-// Looks up the tokens that followed a match.
-void match_list(const rule_context *context, match *m);
+uint32_t match_corpus(const corpus *c, const node *n, match *matches);
 
 // The bin of a candidate for `token`, which followed the match `count` times.
 static inline uint32_t match_bin(const match *m, int32_t token, uint32_t count) {
     return model_counted_bin(m->bins, count, m->followed, token == m->newest);
 }
-
-// The number of times that `token` followed a match.
-uint32_t match_count(const rule_context *context, const match *m, int32_t token);
 
 // The state after the longest suffix of a match that `token` followed; SAM_NONE: none. *length, the match's, becomes
 // the suffix's.
@@ -62,7 +55,7 @@ static inline bool match_knows(const match *m, int32_t token, uint32_t *count) {
             *count = m->counts[i];
             return true;
         }
-    if (m->all_listed || m->best_count == m->followed || m->source == RULE_CORPUS)
+    if (m->best_count == m->followed || m->source == RULE_CORPUS)
         return true;
     if (m->best_count + 1 == m->followed && m->newest != m->best) {
         *count = token == m->newest; // the only other one

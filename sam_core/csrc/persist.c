@@ -348,7 +348,8 @@ static const char *judge_contents(const persist_file *f, int *error) {
         h->sources & ~(1u << RULE_REQUEST | group | history | 1u << RULE_COMMON) ||
         (h->sources & history && !(h->sources & group)))
         return DAMAGED;
-    return h->groups && !(h->sources & history) ? OF_ANOTHER_VERSION : NULL;
+    bool former = h->rule == 2 || (h->groups && !(h->sources & history));
+    return former ? OF_ANOTHER_VERSION : NULL;
 }
 
 persist_status persist_open(persist_file *f, const char *path, const char **reason) {

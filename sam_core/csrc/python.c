@@ -148,15 +148,6 @@ int get_tokens(PyObject *object, const char *name, Tokens *t) {
     return 0;
 }
 
-int get_buffers(PyObject *const *args, const Parameter *parameters, size_t count, Py_buffer *views) {
-    for (size_t i = 0; i < count; i++) {
-        const Parameter *p = &parameters[i];
-        if (get_buffer(args[i], p->name, p->type, p->dimensions, false, p->writable, &views[i]) < 0)
-            return -1;
-    }
-    return 0;
-}
-
 void release_buffers(Py_buffer *views, size_t count) {
     for (size_t i = 0; i < count; i++)
         PyBuffer_Release(&views[i]);
@@ -188,4 +179,23 @@ int check_arguments(const char *function, Py_ssize_t given, Py_ssize_t expected)
         return 0;
     PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", function, expected, given);
     return -1;
+}
+
+int get_buffers(const char *function, PyObject *const *args, Py_ssize_t given, Py_ssize_t expected,
+                const Parameter *parameters, size_t count, Py_buffer *views) {
+    static const char *const names[] = {"rows", "columns"};
+    if (check_arguments(function, given, expected) < 0)
+        return -1;
+    for (size_t i = 0; i < count; i++) {
+        const Parameter *p = &parameters[i];
+        if (get_buffer(args[i], p->name, p->type, p->dimensions, false, p->writable, &views[i]) < 0)
+            return -1;
+        Py_ssize_t sizes[] = {p->rows, p->columns};
+        for (int d = 0; d < p->dimensions; d++) {
+            Py_ssize_t size = sizes[d] < 0 ? views[LIKE(sizes[d])].shape[d] : sizes[d];
+            if (sizes[d] && check_count(p->name, views[i].shape[d], size, names[d]) < 0)
+                return -1;
+        }
+    }
+    return 0;
 }

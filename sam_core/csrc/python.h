@@ -23,10 +23,7 @@
 
 #define METHOD(function) ((PyCFunction)(void (*)(void))(function))
 
-// State of the module; lives as long as its types.
-typedef struct {
-    long process; // id of this process, updated after a fork
-} State;
+extern long this_process; // its id, updated after a fork
 
 extern PyType_Spec Pool_spec, NgramTable_spec;
 extern PyMethodDef module_functions[];
@@ -45,10 +42,15 @@ typedef struct {
     char type; // as for get_buffer
     int dimensions;
     bool writable;
+    Py_ssize_t rows, columns; // 0: any number; LIKE(i): the number of parameter i
 } Parameter;
 
-// Gets the buffers at the start of a function's arguments. All are to be released, also if it raises.
-int get_buffers(PyObject *const *args, const Parameter *parameters, size_t count, Py_buffer *views);
+#define LIKE(parameter) (-1 - (parameter))
+
+// Gets the buffers at the start of a function's arguments, and checks their shapes and the number of arguments. All are
+// to be released, also if it raises.
+int get_buffers(const char *function, PyObject *const *args, Py_ssize_t given, Py_ssize_t expected,
+                const Parameter *parameters, size_t count, Py_buffer *views);
 void release_buffers(Py_buffer *views, size_t count);
 
 // The checks return -1 with an exception set if what is given is not as expected.

@@ -5,27 +5,30 @@
 #include "budget.h"
 #include "cost.h"
 
+static int get_numbers(PyObject *const *args, size_t count, double *numbers) {
+    for (size_t i = 0; i < count; i++) {
+        numbers[i] = PyFloat_AsDouble(args[i]);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
 PyDoc_STRVAR(correct_scores_doc, "correct_scores(scores, factors, corrected, /)\n--\n\n"
                                  "Multiply each score by the factor of its bin.");
 
 static PyObject *correct_scores(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     enum { SCORES, FACTORS, CORRECTED, BUFFERS };
-    static const Parameter parameters[] = {
-        {"scores", 'f', 2, false}, {"factors", 'd', 1, false}, {"corrected", 'd', 2, true}};
+    static const Parameter parameters[] = {{"scores", 'f', 2, false, 0, 0},
+                                           {"factors", 'd', 1, false, BUDGET_BINS, 0},
+                                           {"corrected", 'd', 2, true, LIKE(SCORES), LIKE(SCORES)}};
     Py_buffer view[BUFFERS] = {{0}};
     PyObject *result = NULL;
-    if (check_arguments("correct_scores", count, BUFFERS) < 0)
-        return NULL;
-    if (get_buffers(args, parameters, BUFFERS, view) < 0)
-        goto done;
-    Py_ssize_t rows = view[SCORES].shape[0], width = view[SCORES].shape[1];
-    if (check_count("factors", view[FACTORS].shape[0], BUDGET_BINS, "items") < 0 ||
-        check_count("corrected", view[CORRECTED].shape[0], rows, "rows") < 0 ||
-        check_count("corrected", view[CORRECTED].shape[1], width, "columns") < 0)
-        goto done;
-    budget_correct(view[SCORES].buf, (size_t)rows, (size_t)width, view[FACTORS].buf, view[CORRECTED].buf);
-    result = Py_NewRef(Py_None);
-done:
+    if (get_buffers("correct_scores", args, count, BUFFERS, parameters, BUFFERS, view) == 0) {
+        budget_correct(view[SCORES].buf, (size_t)view[SCORES].shape[0], (size_t)view[SCORES].shape[1],
+                       view[FACTORS].buf, view[CORRECTED].buf);
+        result = Py_NewRef(Py_None);
+    }
     release_buffers(view, BUFFERS);
     return result;
 }
@@ -38,22 +41,17 @@ PyDoc_STRVAR(
 static PyObject *choose_drafts(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     enum { SCORES, LENGTHS, CONTEXTS, SECONDS, CHOSEN, BUFFERS };
     enum { OF_CONTEXT = BUFFERS, RATE, FIXED, TURN, ARGUMENTS };
-    static const Parameter parameters[] = {{"scores", 'd', 2, false},
-                                           {"lengths", 'i', 1, false},
-                                           {"contexts", 'd', 1, false},
-                                           {"seconds", 'd', 1, false},
-                                           {"chosen", 'i', 1, true}};
+    static const Parameter parameters[] = {{"scores", 'd', 2, false, 0, 0},
+                                           {"lengths", 'i', 1, false, LIKE(SCORES), 0},
+                                           {"contexts", 'd', 1, false, LIKE(SCORES), 0},
+                                           {"seconds", 'd', 1, false, 0, 0},
+                                           {"chosen", 'i', 1, true, LIKE(SCORES), 0}};
     Py_buffer view[BUFFERS] = {{0}};
     PyObject *result = NULL;
     void *work = NULL;
-    if (check_arguments("choose_drafts", count, ARGUMENTS) < 0 ||
-        get_buffers(args, parameters, BUFFERS, view) < 0)
-        goto done;
-    double of_context = PyFloat_AsDouble(args[OF_CONTEXT]);
-    if (PyErr_Occurred())
-        goto done;
-    double rate = PyFloat_AsDouble(args[RATE]);
-    if (PyErr_Occurred())
+    double numbers[2];
+    if (get_buffers("choose_drafts", args, count, ARGUMENTS, parameters, BUFFERS, view) < 0 ||
+        get_numbers(args + OF_CONTEXT, 2, numbers) < 0)
         goto done;
     int fixed = PyObject_IsTrue(args[FIXED]);
     if (fixed < 0)
@@ -66,10 +64,7 @@ static PyObject *choose_drafts(PyObject *Py_UNUSED(module), PyObject *const *arg
         goto done;
     }
     Py_ssize_t rows = view[SCORES].shape[0], total;
-    if (check_count("lengths", view[LENGTHS].shape[0], rows, "rows") < 0 ||
-        check_count("contexts", view[CONTEXTS].shape[0], rows, "rows") < 0 ||
-        check_count("chosen", view[CHOSEN].shape[0], rows, "rows") < 0 ||
-        check_lengths("lengths", &view[LENGTHS], view[SCORES].shape[1], &total) < 0 ||
+    if (check_lengths("lengths", &view[LENGTHS], view[SCORES].shape[1], &total) < 0 ||
         check_count("seconds", view[SECONDS].shape[0], total + 1, "items") < 0)
         goto done;
     work = PyMem_Malloc(budget_work_bytes((size_t)total));
@@ -83,9 +78,9 @@ static PyObject *choose_drafts(PyObject *Py_UNUSED(module), PyObject *const *arg
                         .lengths = view[LENGTHS].buf,
                         .contexts = view[CONTEXTS].buf,
                         .seconds = view[SECONDS].buf,
-                        .of_context = of_context,
+                        .of_context = numbers[0],
                         .first = rows ? (size_t)(turn % rows) : 0};
-    budget_choice choice = budget_choose(&step, rate, fixed, view[CHOSEN].buf, work, (size_t)total);
+    budget_choice choice = budget_choose(&step, numbers[1], fixed, view[CHOSEN].buf, work, (size_t)total);
     result = Py_BuildValue("ddd", choice.rate, choice.accepted, choice.gained);
 done:
     PyMem_Free(work);
@@ -100,26 +95,23 @@ PyDoc_STRVAR(
 
 static PyObject *observe_drafts(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     enum { SLOTS, GAINED, LAST, DRAFTED, CONTEXTS, COUNTS, SCORES, BUFFERS };
-    static const Parameter parameters[] = {{"slots", 'i', 1, false},      {"gained", 'i', 1, false},
-                                           {"last_slots", 'i', 1, false}, {"drafted", 'i', 1, false},
-                                           {"contexts", 'd', 1, false},   {"counts", 'd', 2, true},
-                                           {"scores", 'f', 2, false}};
+    static const Parameter parameters[] = {{"slots", 'i', 1, false, 0, 0},
+                                           {"gained", 'i', 1, false, LIKE(SLOTS), 0},
+                                           {"last_slots", 'i', 1, false, 0, 0},
+                                           {"drafted", 'i', 1, false, LIKE(LAST), 0},
+                                           {"contexts", 'd', 1, false, LIKE(LAST), 0},
+                                           {"counts", 'd', 2, true, 2, BUDGET_BINS},
+                                           {"scores", 'f', 2, false, LIKE(LAST), 0}};
     Py_buffer view[BUFFERS] = {{0}};
     PyObject *result = NULL;
     int32_t *places = NULL;
-    if (check_arguments("observe_drafts", count, BUFFERS) < 0 ||
-        get_buffers(args, parameters, args[SCORES] == Py_None ? SCORES : BUFFERS, view) < 0)
+    size_t given = count == BUFFERS && args[SCORES] == Py_None ? SCORES : BUFFERS;
+    if (get_buffers("observe_drafts", args, count, BUFFERS, parameters, given, view) < 0)
         goto done;
     bool has_scores = view[SCORES].obj;
     Py_ssize_t rows = view[SLOTS].shape[0], last_rows = view[LAST].shape[0], total;
     Py_ssize_t width = has_scores ? view[SCORES].shape[1] : 0;
-    if (check_count("gained", view[GAINED].shape[0], rows, "rows") < 0 ||
-        check_count("drafted", view[DRAFTED].shape[0], last_rows, "rows") < 0 ||
-        check_count("contexts", view[CONTEXTS].shape[0], last_rows, "rows") < 0 ||
-        check_count("counts", view[COUNTS].shape[0], 2, "rows") < 0 ||
-        check_count("counts", view[COUNTS].shape[1], BUDGET_BINS, "columns") < 0 ||
-        (has_scores && check_count("scores", view[SCORES].shape[0], last_rows, "rows") < 0) ||
-        check_lengths("drafted", &view[DRAFTED], width, &total) < 0)
+    if (check_lengths("drafted", &view[DRAFTED], width, &total) < 0)
         goto done;
     size_t size = 0;
     const int32_t *last_slots = view[LAST].buf;
@@ -143,15 +135,6 @@ done:
     return result;
 }
 
-static int get_numbers(PyObject *const *args, size_t count, double *numbers) {
-    for (size_t i = 0; i < count; i++) {
-        numbers[i] = PyFloat_AsDouble(args[i]);
-        if (PyErr_Occurred())
-            return -1;
-    }
-    return 0;
-}
-
 enum { STEP_ROWS, STEP_DRAFTS, STEP_PROMPTS, STEP_CONTEXT, STEP_DRAFT_CONTEXT, STEP_NUMBERS };
 
 static int get_step(PyObject *const *args, cost_step *step) {
@@ -167,14 +150,7 @@ static int get_step(PyObject *const *args, cost_step *step) {
     return 0;
 }
 
-static int get_model(PyObject *object, bool writable, Py_buffer *view) {
-    if (get_buffer(object, "model", 'd', 2, false, writable, view) < 0)
-        return -1;
-    return check_count("model", view->shape[0], COST_FEATURES + 3, "rows") < 0 ||
-                   check_count("model", view->shape[1], COST_FEATURES, "columns") < 0
-               ? -1
-               : 0;
-}
+#define MODEL(writable) (&(const Parameter){"model", 'd', 2, writable, COST_FEATURES + 3, COST_FEATURES})
 
 PyDoc_STRVAR(step_seconds_doc, "step_seconds(model, rows, drafts, prompts, context, draft_context, /)\n--\n\n"
                                "Return the expected seconds of a step.");
@@ -183,8 +159,8 @@ static PyObject *step_seconds(PyObject *Py_UNUSED(module), PyObject *const *args
     Py_buffer view = {0};
     cost_step step;
     PyObject *result = NULL;
-    if (check_arguments("step_seconds", count, 1 + STEP_NUMBERS) == 0 &&
-        get_model(args[0], false, &view) == 0 && get_step(args + 1, &step) == 0)
+    if (get_buffers("step_seconds", args, count, 1 + STEP_NUMBERS, MODEL(false), 1, &view) == 0 &&
+        get_step(args + 1, &step) == 0)
         result = PyFloat_FromDouble(cost_seconds(view.buf, &step));
     PyBuffer_Release(&view);
     return result;
@@ -200,9 +176,8 @@ static PyObject *learn_step(PyObject *Py_UNUSED(module), PyObject *const *args, 
     cost_step step;
     double numbers[NUMBERS];
     PyObject *result = NULL;
-    if (check_arguments("learn_step", count, 1 + STEP_NUMBERS + NUMBERS) < 0 ||
-        get_model(args[0], true, &view) < 0 || get_step(args + 1, &step) < 0 ||
-        get_numbers(args + 1 + STEP_NUMBERS, NUMBERS, numbers) < 0)
+    if (get_buffers("learn_step", args, count, 1 + STEP_NUMBERS + NUMBERS, MODEL(true), 1, &view) < 0 ||
+        get_step(args + 1, &step) < 0 || get_numbers(args + 1 + STEP_NUMBERS, NUMBERS, numbers) < 0)
         goto done;
     if (!(numbers[SECONDS] > 0 && numbers[FACTOR] > 0)) {
         PyErr_SetString(PyExc_ValueError, "seconds and factor must be greater than 0");
@@ -220,17 +195,14 @@ PyDoc_STRVAR(rows_seconds_doc, "rows_seconds(weights, rows, more, padded, second
 
 static PyObject *rows_seconds(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     enum { WEIGHTS, ROWS, MORE, PADDED, SECONDS, BUFFERS };
-    static const Parameter parameters[] = {{"weights", 'd', 1, false},
-                                           {"rows", 'q', 1, false},
-                                           {"more", 'i', 1, false},
-                                           {"padded", 'i', 1, false},
-                                           {"seconds", 'd', 1, true}};
+    static const Parameter parameters[] = {{"weights", 'd', 1, false, COST_FEATURES, 0},
+                                           {"rows", 'q', 1, false, 0, 0},
+                                           {"more", 'i', 1, false, 0, 0},
+                                           {"padded", 'i', 1, false, 0, 0},
+                                           {"seconds", 'd', 1, true, LIKE(ROWS), 0}};
     Py_buffer view[BUFFERS] = {{0}};
     PyObject *result = NULL;
-    if (check_arguments("rows_seconds", count, BUFFERS) < 0 ||
-        get_buffers(args, parameters, BUFFERS, view) < 0 ||
-        check_count("weights", view[WEIGHTS].shape[0], COST_FEATURES, "items") < 0 ||
-        check_count("seconds", view[SECONDS].shape[0], view[ROWS].shape[0], "items") < 0)
+    if (get_buffers("rows_seconds", args, count, BUFFERS, parameters, BUFFERS, view) < 0)
         goto done;
     const int64_t *rows = view[ROWS].buf;
     const int32_t *more = view[MORE].buf;
@@ -257,19 +229,16 @@ PyDoc_STRVAR(lowest_score_doc, "lowest_score(scores, lengths, /)\n--\n\n"
 
 static PyObject *lowest_score(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     enum { SCORES, LENGTHS, BUFFERS };
-    static const Parameter parameters[] = {{"scores", 'f', 2, false}, {"lengths", 'i', 1, false}};
+    static const Parameter parameters[] = {{"scores", 'f', 2, false, 0, 0},
+                                           {"lengths", 'i', 1, false, LIKE(SCORES), 0}};
     Py_buffer view[BUFFERS] = {{0}};
     PyObject *result = NULL;
-    if (check_arguments("lowest_score", count, BUFFERS) < 0 ||
-        get_buffers(args, parameters, BUFFERS, view) < 0)
-        goto done;
-    Py_ssize_t rows = view[SCORES].shape[0], width = view[SCORES].shape[1], total;
-    if (check_count("lengths", view[LENGTHS].shape[0], rows, "rows") < 0 ||
-        check_lengths("lengths", &view[LENGTHS], width, &total) < 0)
-        goto done;
-    result = PyFloat_FromDouble(
-        (double)budget_lowest(view[SCORES].buf, view[LENGTHS].buf, (size_t)rows, (size_t)width));
-done:
+    Py_ssize_t total;
+    if (get_buffers("lowest_score", args, count, BUFFERS, parameters, BUFFERS, view) == 0 &&
+        check_lengths("lengths", &view[LENGTHS], view[SCORES].shape[1], &total) == 0)
+        result = PyFloat_FromDouble((double)budget_lowest(view[SCORES].buf, view[LENGTHS].buf,
+                                                          (size_t)view[SCORES].shape[0],
+                                                          (size_t)view[SCORES].shape[1]));
     release_buffers(view, BUFFERS);
     return result;
 }
@@ -289,14 +258,14 @@ static PyObject *list_of(const int32_t *items, Py_ssize_t size) {
 
 static PyObject *to_lists(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     enum { TABLE, LENGTHS, BUFFERS };
-    static const Parameter parameters[] = {{"table", 'i', 2, false}, {"lengths", 'i', 1, false}};
+    static const Parameter parameters[] = {{"table", 'i', 2, false, 0, 0},
+                                           {"lengths", 'i', 1, false, LIKE(TABLE), 0}};
     Py_buffer view[BUFFERS] = {{0}};
     PyObject *result = NULL;
-    if (check_arguments("to_lists", count, BUFFERS) < 0 || get_buffers(args, parameters, BUFFERS, view) < 0)
+    if (get_buffers("to_lists", args, count, BUFFERS, parameters, BUFFERS, view) < 0)
         goto done;
     Py_ssize_t rows = view[TABLE].shape[0], width = view[TABLE].shape[1], total;
-    if (check_count("lengths", view[LENGTHS].shape[0], rows, "rows") < 0 ||
-        check_lengths("lengths", &view[LENGTHS], width, &total) < 0)
+    if (check_lengths("lengths", &view[LENGTHS], width, &total) < 0)
         goto done;
     const int32_t *table = view[TABLE].buf, *lengths = view[LENGTHS].buf;
     result = PyList_New(rows);

@@ -7,18 +7,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const names_of_rules[] = {"oldest", "newest", "count", "suffix", "blend"};
+const char *const names_of_rules[] = {
+    [RULE_OLDEST] = "oldest", [RULE_NEWEST] = "newest", [RULE_SUFFIX] = "suffix", [RULE_BLEND] = "blend"};
 const char *const names_of_sources[] = {"request", "group", "corpus", "history", "common"};
 
 int get_rule(PyObject *object, rule_name *rule) {
     if (PyUnicode_Check(object))
         for (size_t i = 0; i < Py_ARRAY_LENGTH(names_of_rules); i++)
-            if (PyUnicode_CompareWithASCIIString(object, names_of_rules[i]) == 0) {
+            if (names_of_rules[i] && PyUnicode_CompareWithASCIIString(object, names_of_rules[i]) == 0) {
                 *rule = (rule_name)i;
                 return 0;
             }
     PyErr_Format(PyUnicode_Check(object) ? PyExc_ValueError : PyExc_TypeError,
-                 "rule is %R: it must be 'oldest', 'newest', 'count', 'suffix' or 'blend'", object);
+                 "rule is %R: it must be 'oldest', 'newest', 'suffix' or 'blend'", object);
     return -1;
 }
 

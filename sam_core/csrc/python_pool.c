@@ -5,7 +5,7 @@
 #include "validate.h"
 
 int check_process(const PoolObject *self) {
-    if (self->process == self->state->process)
+    if (self->process == this_process)
         return 0;
     PyErr_Format(PyExc_RuntimeError,
                  "this pool belongs to process %ld, of which this one is a fork: make a Pool of its own here",
@@ -17,7 +17,6 @@ PoolObject *new_object(PyTypeObject *type) {
     PoolObject *self = (PoolObject *)PyType_GenericAlloc(type, 0);
     if (!self)
         return NULL;
-    self->state = PyType_GetModuleState(type);
     self->lock = PyThread_allocate_lock();
     if (!self->lock) {
         Py_DECREF(self);
@@ -38,7 +37,7 @@ int make_pool(PoolObject *self, const Settings *s, rule_name rule, unsigned bits
     }
     self->pool.options.vocab_size = s->vocab_size;
     self->pool.options.tokenizer = s->tokenizer;
-    self->process = self->state->process;
+    self->process = this_process;
     return 0;
 }
 

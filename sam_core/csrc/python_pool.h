@@ -14,21 +14,17 @@
 typedef struct {
     PyObject_HEAD pool pool;
     PyThread_type_lock lock; // held while the pool is in use without the GIL
-    Py_ssize_t calls;        // calls that hold the lock or wait for it; changed under the GIL
-    const State *state;
-    long process; // that made the pool
+    long process;            // that made the pool
 } PoolObject;
 
 // Releases the GIL and takes the pool's lock; calls wait for each other.
 #define BEGIN_WORK(self)                                                                                     \
-    (self)->calls++;                                                                                         \
     Py_BEGIN_ALLOW_THREADS                                                                                   \
     PyThread_acquire_lock((self)->lock, WAIT_LOCK);
 
 #define END_WORK(self)                                                                                       \
     PyThread_release_lock((self)->lock);                                                                     \
-    Py_END_ALLOW_THREADS                                                                                     \
-    --(self)->calls;
+    Py_END_ALLOW_THREADS
 
 extern const char *const names_of_rules[];   // by rule_name
 extern const char *const names_of_sources[]; // by RULE_REQUEST, ...

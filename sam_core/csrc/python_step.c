@@ -53,10 +53,9 @@ static PyObject *raise_step_error(pool_status status, const pool_error *error, c
 }
 
 // The arguments of Pool_step.
-static char *step_names[] = {"slots",         "tokens",      "counts",  "k",      "out",
-                             "lengths",       "scores",      "parents", "starts", "sources",
-                             "match_lengths", "index_later", NULL};
-enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS, SOURCES, MATCHES, ARGUMENTS };
+static char *step_names[] = {"slots",  "tokens",  "counts",        "k",           "out", "lengths", "scores",
+                             "starts", "sources", "match_lengths", "index_later", NULL};
+enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, STARTS, SOURCES, MATCHES, ARGUMENTS };
 
 // Reads k. Returns 1 if it is a number for all rows, 0 if it is an object with a buffer, -1 with an exception.
 static int get_draft_size(PyObject *k, int32_t *size) {
@@ -99,20 +98,20 @@ static bool check_shapes(const Py_buffer view[ARGUMENTS], bool is_table) {
     return true;
 }
 
-const char Pool_step_doc[] = PyDoc_STR(
-    "step($self, /, slots, tokens, counts, k, out, lengths, scores=None, parents=None, starts=None, "
-    "sources=None, match_lengths=None, index_later=False)\n--\n\n"
-    "Append tokens to each slot, then write a draft of at most k tokens for each.");
+const char Pool_step_doc[] =
+    PyDoc_STR("step($self, /, slots, tokens, counts, k, out, lengths, scores=None, starts=None, "
+              "sources=None, match_lengths=None, index_later=False)\n--\n\n"
+              "Append tokens to each slot, then write a draft of at most k tokens for each.");
 
 PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
     PoolObject *self = (PoolObject *)object;
     PyObject *given[ARGUMENTS] = {NULL}, *result = NULL;
     Py_buffer view[ARGUMENTS] = {{0}};
     int index_later = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOOOOp:step", step_names, &given[SLOTS],
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOOOp:step", step_names, &given[SLOTS],
                                      &given[TOKENS], &given[COUNTS], &given[K], &given[OUT], &given[LENGTHS],
-                                     &given[SCORES], &given[PARENTS], &given[STARTS], &given[SOURCES],
-                                     &given[MATCHES], &index_later) ||
+                                     &given[SCORES], &given[STARTS], &given[SOURCES], &given[MATCHES],
+                                     &index_later) ||
         check_process(self) < 0)
         return NULL;
     int32_t uniform = 0;
@@ -138,7 +137,6 @@ PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
         goto done;
     }
     pool_drafts out = {.tokens = view[OUT].buf,
-                       .parents = view[PARENTS].buf,
                        .scores = view[SCORES].buf,
                        .lengths = view[LENGTHS].buf,
                        .width = (size_t)width,
@@ -174,29 +172,8 @@ PyObject *Pool_catch_up(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     Py_RETURN_NONE;
 }
 
-// NumPy's scalars are integers and buffers, its arrays only claim to be both.
-static bool is_integer(PyObject *object) {
-    if (!PyIndex_Check(object))
-        return false;
-    PyObject *integer = PyNumber_Index(object);
-    Py_XDECREF(integer);
-    PyErr_Clear();
-    return integer != NULL;
-}
-
-static int get_token(PyObject *object, int32_t *token) {
-    Py_ssize_t value = PyNumber_AsSsize_t(object, NULL); // clipped to its range
-    if (value == -1 && PyErr_Occurred())
-        return -1;
-    *token = (int32_t)value;
-    if (value >= 0 && value <= INT32_MAX)
-        return 0;
-    PyErr_Format(PyExc_ValueError, "tokens is %R: token ids go from 0 to 2147483647", object);
-    return -1;
-}
-
 const char Pool_append_doc[] = PyDoc_STR("append($self, slot, tokens, /)\n--\n\n"
-                                         "Append one token, or several, to a slot.");
+                                         "Append tokens to a slot.");
 
 PyObject *Pool_append(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     PoolObject *self = (PoolObject *)object;
@@ -209,26 +186,13 @@ PyObject *Pool_append(PyObject *object, PyObject *const *args, Py_ssize_t count)
         return NULL;
     pool_error error;
     pool_status status;
-    if (PyLong_CheckExact(args[1]) || is_integer(args[1])) {
-        int32_t token;
-        if (get_token(args[1], &token) < 0)
-            return NULL;
-        if (!self->calls) { // and none can begin, since this call does not release the GIL
-            status = pool_append(&self->pool, slot, &token, 1, &error);
-        } else {
-            BEGIN_WORK(self)
-            status = pool_append(&self->pool, slot, &token, 1, &error);
-            END_WORK(self)
-        }
-    } else {
-        Tokens tokens;
-        if (get_tokens(args[1], "tokens", &tokens) < 0)
-            return NULL;
-        BEGIN_WORK(self)
-        status = pool_append(&self->pool, slot, tokens.tokens, (size_t)tokens.size, &error);
-        END_WORK(self)
-        release_tokens(&tokens);
-    }
+    Tokens tokens;
+    if (get_tokens(args[1], "tokens", &tokens) < 0)
+        return NULL;
+    BEGIN_WORK(self)
+    status = pool_append(&self->pool, slot, tokens.tokens, (size_t)tokens.size, &error);
+    END_WORK(self)
+    release_tokens(&tokens);
     if (status == POOL_BAD_SLOT)
         return raise_bad_slot(args[0]);
     if (status != POOL_OK)

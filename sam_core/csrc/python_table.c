@@ -31,13 +31,9 @@ static int check_sizes(Py_ssize_t num_pages, Py_ssize_t num_slots, Py_ssize_t vo
 }
 
 static int copy_factors(PyObject *object, TableObject *self) {
-    Py_buffer view;
-    if (get_buffer(object, "factors", 'q', 2, false, false, &view) < 0)
-        return -1;
-    int result = check_count("factors", view.shape[0], 1 + TABLE_MAX_NGRAM, "rows") < 0 ||
-                         check_count("factors", view.shape[1], 2 * TABLE_NGRAMS, "columns") < 0
-                     ? -1
-                     : 0;
+    static const Parameter parameter = {"factors", 'q', 2, false, 1 + TABLE_MAX_NGRAM, 2 * TABLE_NGRAMS};
+    Py_buffer view = {0};
+    int result = get_buffers("NgramTable", &object, 1, 1, &parameter, 1, &view);
     if (result == 0)
         memcpy(self->factors, view.buf, sizeof self->factors);
     PyBuffer_Release(&view);
@@ -124,20 +120,17 @@ PyDoc_STRVAR(Table_append_doc, "append($self, pages, groups, token_rows, starts,
 
 static PyObject *Table_append(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     enum { PAGES, GROUPS, TOKENS, STARTS, ENDS, BUFFERS };
-    static const Parameter parameters[] = {{"pages", 'q', 1, true},
-                                           {"groups", 'i', 1, false},
-                                           {"token_rows", 'i', 2, false},
-                                           {"starts", 'i', 1, false},
-                                           {"ends", 'i', 1, false}};
+    static const Parameter parameters[] = {{"pages", 'q', 1, true, 0, 0},
+                                           {"groups", 'i', 1, false, LIKE(PAGES), 0},
+                                           {"token_rows", 'i', 2, false, 0, 0},
+                                           {"starts", 'i', 1, false, LIKE(PAGES), 0},
+                                           {"ends", 'i', 1, false, LIKE(PAGES), 0}};
     Py_buffer view[BUFFERS] = {{0}};
     PyObject *result = NULL;
-    if (check_arguments("append", count, BUFFERS) < 0 || get_buffers(args, parameters, BUFFERS, view) < 0)
+    if (get_buffers("append", args, count, BUFFERS, parameters, BUFFERS, view) < 0)
         goto done;
     Py_ssize_t rows = view[GROUPS].shape[0], width = view[TOKENS].shape[1], total;
-    if (check_count("pages", view[PAGES].shape[0], rows, "rows") < 0 ||
-        check_count("starts", view[STARTS].shape[0], rows, "rows") < 0 ||
-        check_count("ends", view[ENDS].shape[0], rows, "rows") < 0 ||
-        check_lengths("ends", &view[ENDS], width, &total) < 0)
+    if (check_lengths("ends", &view[ENDS], width, &total) < 0)
         goto done;
     const int32_t *starts = view[STARTS].buf, *ends = view[ENDS].buf;
     for (Py_ssize_t i = 0; i < rows; i++)
@@ -170,12 +163,11 @@ PyDoc_STRVAR(Table_take_changes_doc, "take_changes($self, indices, values, /)\n-
 
 static PyObject *Table_take_changes(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     enum { INDICES, VALUES, BUFFERS };
-    static const Parameter parameters[] = {{"indices", 'q', 1, true}, {"values", 'i', 1, true}};
+    static const Parameter parameters[] = {{"indices", 'q', 1, true, 0, 0}, {"values", 'i', 1, true, 0, 0}};
     ngram_table *t = &((TableObject *)object)->table;
     Py_buffer view[BUFFERS] = {{0}};
     PyObject *result = NULL;
-    if (check_arguments("take_changes", count, BUFFERS) < 0 ||
-        get_buffers(args, parameters, BUFFERS, view) < 0 ||
+    if (get_buffers("take_changes", args, count, BUFFERS, parameters, BUFFERS, view) < 0 ||
         check_count("indices", view[INDICES].shape[0], (Py_ssize_t)t->num_changed, "items") < 0 ||
         check_count("values", view[VALUES].shape[0], (Py_ssize_t)t->num_changed, "items") < 0)
         goto done;

@@ -203,7 +203,6 @@ uint32_t row_draft(const pool *p, const uint32_t *rows, uint32_t count, const po
         tasks[i] = (rule_task){.context = context_of(p, &p->step.rows[rows[i]]),
                                .k = p->step.rows[rows[i]].k,
                                .tokens = out->tokens + at,
-                               .parents = out->parents ? out->parents + at : NULL,
                                .scores = out->scores ? out->scores + at : NULL,
                                .match_lengths = out->match_lengths ? out->match_lengths + at : NULL,
                                .record = &slot->record};

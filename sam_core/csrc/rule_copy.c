@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `oldest` and `newest`: copies of what followed a match.
+// `oldest` and `newest`: a copy of what followed the longest match.
 
 #include "match.h"
 
@@ -8,19 +8,15 @@
 typedef struct {
     uint32_t source, length;
     const int32_t *tokens;
-    uint32_t left;  // of the tokens
-    bool past;      // the text is in the history
-    int32_t node;   // the last drafted token of the copy; -1: none yet
-    uint32_t depth; // tokens up to it
-    uint32_t path;  // probability of the path to it
+    uint32_t left; // of the tokens
+    bool past;     // the text is in the history
 } copy;
 
-// The longest match of at most `length` tokens in one source, with its continuation. False if there is none.
-static bool find_copy(const draft *d, uint32_t source, uint32_t length, copy *found) {
-    const rule_context *context = d->context;
+// The longest match in one source, with its continuation. False if there is none.
+static bool find_copy(const rule_context *context, uint32_t source, copy *found) {
     if (source == RULE_CORPUS) {
         const corpus *c = context->corpus;
-        for (uint32_t l = c ? smaller(context->corpus_at->length, length) : 0; l; l--) {
+        for (uint32_t l = c ? context->corpus_at->length : 0; l; l--) {
             corpus_match m = corpus_matched(context->corpus_at, l);
             // A corpus has no order of time: both rules take the first occurrence.
             uint32_t at = corpus_first(c, &m), end = at;
@@ -38,8 +34,6 @@ static bool find_copy(const draft *d, uint32_t source, uint32_t length, copy *fo
     uint32_t at = index ? context->length[source] : 0;
     for (; at && state != SAM_ROOT; state = sam_link(index, state), at = sam_node_of(index, state)->length) {
         sam_following f;
-        if (at > length)
-            continue;
         sam_follow(index, state, &f);
         if (!f.followed)
             continue;
@@ -51,63 +45,20 @@ static bool find_copy(const draft *d, uint32_t source, uint32_t length, copy *fo
     return false;
 }
 
-enum { COPIES = 8 };
-
-// The copies of a draft: the longest match of all sources (the first source on a tie); for a tree then the
-// next shorter ones.
-static uint32_t find_copies(const draft *d, copy *copies) {
-    uint32_t count = 0, length[RULE_MATCHED], wanted = d->tree ? COPIES : 1;
+// Copies the longest match of all sources, the first source's on a tie.
+void draft_copy(const draft *d, output *o) {
+    copy longest = {0}, c;
     for (uint32_t s = 0; s < RULE_MATCHED; s++)
-        length[s] = UINT32_MAX;
-    while (count < wanted) {
-        copy longest = {0}, c;
-        for (uint32_t s = 0; s < RULE_MATCHED; s++)
-            if (length[s] && find_copy(d, s, length[s], &c) && c.length > longest.length)
-                longest = c;
-        if (!longest.length)
-            break;
-        longest.node = -1;
-        longest.path = PATH_ONE;
-        copies[count++] = longest;
-        length[longest.source] = longest.length - 1;
-    }
-    return count;
-}
-
-// Extends the copy whose next token is most probable each time; copies with equal beginnings share them.
-void draft_copies(const draft *d, output *o) {
-    copy copies[COPIES];
-    uint32_t count = find_copies(d, copies);
+        if (find_copy(d->context, s, &c) && c.length > longest.length)
+            longest = c;
     const uint32_t *bins = d->model->model.learned.bins;
-    while (o->size < o->k) {
-        copy *best = NULL;
-        uint32_t best_path = 0, best_bin = 0;
-        for (uint32_t i = 0; i < count; i++) {
-            copy *c = &copies[i];
-            if (c->depth == c->left)
-                continue;
-            uint32_t bin = model_copied_bin(c->source, c->length, c->depth);
-            uint32_t path = times(c->path, model_probability(bins[bin]));
-            if (path > best_path) {
-                best = c;
-                best_path = path;
-                best_bin = bin;
-            }
-        }
-        if (!best)
+    uint32_t path = PATH_ONE;
+    for (uint32_t depth = 0; depth < longest.left && depth < o->k && !o->below_min_prob; depth++) {
+        uint32_t bin = model_copied_bin(longest.source, longest.length, depth);
+        path = times(path, model_probability(bins[bin]));
+        if (!path)
             break;
-        int32_t token = best->tokens[best->depth++], known = -1;
-        for (uint32_t i = 0; i < o->size; i++)
-            if (o->parents[i] == best->node && o->tokens[i] == token)
-                known = (int32_t)i;
-        if (known < 0) {
-            known = (int32_t)o->size;
-            emit(o, token, best->node, best_path, best->past ? RULE_HISTORY : best->source, best_bin,
-                 best->length + best->depth - 1);
-        }
-        if (o->below_min_prob)
-            break;
-        best->node = known;
-        best->path = o->paths[known];
+        emit(o, longest.tokens[depth], path, longest.past ? RULE_HISTORY : longest.source, bin,
+             longest.length + depth);
     }
 }

@@ -13,16 +13,18 @@ typedef struct {
     corpus_match at;
 } string;
 
-// The most frequent tokens after a string. Returns their number and how many tokens followed in all.
-static uint32_t children(const draft *d, const string *s, int32_t *tokens, uint32_t *counts, uint32_t *all) {
+// Finds the most frequent token after a string, its count, and how many tokens followed in all. False: none did.
+static bool most_frequent(const draft *d, const string *s, int32_t *token, uint32_t *count, uint32_t *all) {
     if (s->source == RULE_CORPUS) {
         *all = s->at.high - s->at.low;
-        return corpus_next(d->context->corpus, &s->at, MORE, tokens, counts);
+        return corpus_next(d->context->corpus, &s->at, 1, token, count) > 0;
     }
     sam_following f;
     sam_follow(d->context->index[s->source], s->state, &f);
+    *token = f.best;
+    *count = f.best_count;
     *all = f.followed;
-    return sam_candidates(d->context->index[s->source], s->state, MORE, tokens, counts);
+    return f.followed > 0;
 }
 
 static void descend(const draft *d, string *s, int32_t token) {
@@ -36,66 +38,36 @@ static void descend(const draft *d, string *s, int32_t token) {
 }
 
 typedef struct {
-    string string;
-    int32_t parent, token;
-    uint32_t share, count, all; // share: D of the paper, of PATH_ONE
-    bool drafted;
-} offer;
-
-enum { MAX_OFFERS = (RULE_MAX_DRAFT + 1) * MORE };
-
-typedef struct {
-    uint64_t score; // sum of the shares of drafted tokens
+    uint64_t score; // sum of the tokens' shares (D of the paper), of PATH_ONE
     uint32_t size;
-    int32_t tokens[RULE_MAX_DRAFT], parents[RULE_MAX_DRAFT];
+    int32_t tokens[RULE_MAX_DRAFT];
     uint16_t bins[RULE_MAX_DRAFT];
     uint32_t lengths[RULE_MAX_DRAFT];
 } suffix_draft;
 
-// Adds the tokens after a string to the candidates; `drafted` is the number of the draft token before them.
-static uint32_t add_offers(const draft *d, const string *s, int32_t drafted, uint32_t share, offer *offers) {
-    int32_t tokens[MORE];
-    uint32_t counts[MORE], all, count = children(d, s, tokens, counts, &all);
-    for (uint32_t i = 0; i < count; i++)
-        offers[i] = (offer){.string = *s,
-                            .parent = drafted,
-                            .token = tokens[i],
-                            .share = (uint32_t)((uint64_t)share * counts[i] / all),
-                            .count = counts[i],
-                            .all = all};
-    return count;
-}
-
-// ExpandSpeculationTree of the paper's algorithm 1, from one string; a chain extends only its last token.
-static void expand(const draft *d, const string *from, uint32_t max_size, suffix_draft *made) {
-    offer offers[MAX_OFFERS];
-    uint32_t count = add_offers(d, from, -1, PATH_ONE, offers);
+// ExpandSpeculationTree of the paper's algorithm 1 for a chain: from one string, always by the most frequent token.
+static void expand(const draft *d, string s, uint32_t max_size, suffix_draft *made) {
+    uint32_t share = PATH_ONE;
     made->score = made->size = 0;
     while (made->size < max_size) {
-        offer *best = NULL;
-        for (uint32_t i = 0; i < count; i++)
-            if (!offers[i].drafted && (d->tree || offers[i].parent == (int32_t)made->size - 1) &&
-                (!best || offers[i].share > best->share))
-                best = &offers[i];
-        if (!best || !best->share)
+        int32_t token;
+        uint32_t count, all;
+        if (!most_frequent(d, &s, &token, &count, &all))
             break;
-        best->drafted = true;
-        made->score += best->share;
-        made->tokens[made->size] = best->token;
-        made->parents[made->size] = best->parent;
-        made->bins[made->size] = (uint16_t)model_counted_bin(
-            model_match_bins(from->source, 0, best->string.length), best->count, best->all, false);
-        made->lengths[made->size] =
-            from->source == RULE_CORPUS ? best->string.at.length : best->string.length;
+        share = (uint32_t)((uint64_t)share * count / all);
+        if (!share)
+            break;
+        made->score += share;
+        made->tokens[made->size] = token;
+        made->bins[made->size] =
+            (uint16_t)model_counted_bin(model_match_bins(s.source, 0, s.length), count, all, false);
+        made->lengths[made->size] = s.source == RULE_CORPUS ? s.at.length : s.length;
         made->size++;
-        string next = best->string;
-        uint32_t share = best->share;
-        descend(d, &next, best->token);
-        count += add_offers(d, &next, (int32_t)made->size - 1, share, &offers[count]);
+        descend(d, &s, token);
     }
 }
 
-// GenerateCandidateTree: tries every match of every source; the best score wins, on a tie the first.
+// GenerateCandidateTree for chains: tries every match of every source; the best score wins, on a tie the first.
 void draft_suffix(const draft *d, output *o) {
     const rule_context *context = d->context;
     suffix_draft best = {0}, made;
@@ -112,7 +84,7 @@ void draft_suffix(const draft *d, output *o) {
         while (s.length) {
             if (source == RULE_CORPUS)
                 s.at = corpus_matched(context->corpus_at, s.length);
-            expand(d, &s, smaller(o->k, ALPHA * s.length), &made);
+            expand(d, s, smaller(o->k, ALPHA * s.length), &made);
             if (made.score > best.score) {
                 best = made;
                 best_source = source;
@@ -130,11 +102,9 @@ void draft_suffix(const draft *d, output *o) {
     if (best_source == RULE_GROUP && context->past && best.size &&
         match_followed_in_past(context, best_state, best.tokens[0]))
         best_source = RULE_HISTORY;
-    for (uint32_t i = 0; i < best.size; i++) {
-        uint32_t before = best.parents[i] < 0 ? PATH_ONE : o->paths[best.parents[i]];
-        uint32_t path = times(before, model_probability(bins[best.bins[i]]));
-        emit(o, best.tokens[i], best.parents[i], path, best_source, best.bins[i], best.lengths[i]);
-        if (o->below_min_prob)
-            break;
+    uint32_t path = PATH_ONE;
+    for (uint32_t i = 0; i < best.size && !o->below_min_prob; i++) {
+        path = times(path, model_probability(bins[best.bins[i]]));
+        emit(o, best.tokens[i], path, best_source, best.bins[i], best.lengths[i]);
     }
 }

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "walk.h"
-
-// Whether a rule matches again at every drafted token.
-static bool matches_again(rule_name rule) { return rule == RULE_COUNT || rule == RULE_BLEND; }
+#include "rule_blend.h"
 
 size_t rule_model_bytes(void) { return sizeof(rule_model); }
 
@@ -22,7 +19,7 @@ void *rule_model_learned(rule_model *m, size_t *bytes) {
 
 bool rule_model_valid(const rule_model *m) { return model_valid(&m->model); }
 
-// Ends a draft before the first token outside the vocabulary; in a tree the later tokens are dropped as well.
+// Ends a draft before the first token outside the vocabulary.
 static void end_at_foreign_token(output *o, uint32_t vocab_size) {
     for (uint32_t i = 0; vocab_size && i < o->size; i++)
         if ((uint32_t)o->tokens[i] >= vocab_size) {
@@ -41,8 +38,6 @@ static bool finish(draft *d, output *o, sam_memory *memory, rule_task *t) {
     record->due[RULE_SUCCESSORS] = d->rule == RULE_BLEND && !d->context->isolated;
     record->due[RULE_TOKENS] = false;
     memcpy(record->last, d->context->last, sizeof record->last);
-    if (d->rule == RULE_COUNT)
-        d->node_count = d->candidate_count = 0; // learns only from what it drafted
     end_at_foreign_token(o, d->context->vocab_size);
     if (!o->size)
         return true;
@@ -52,8 +47,6 @@ static bool finish(draft *d, output *o, sam_memory *memory, rule_task *t) {
     }
     t->size = record->drafted;
     memcpy(t->tokens, o->tokens, t->size * sizeof(int32_t));
-    if (t->parents)
-        memcpy(t->parents, o->parents, t->size * sizeof(int32_t));
     for (uint32_t i = 0; t->scores && i < t->size; i++)
         t->scores[i] = (float)o->paths[i] / (float)PATH_ONE;
     for (uint32_t i = 0; t->match_lengths && i < t->size; i++)
@@ -61,10 +54,9 @@ static bool finish(draft *d, output *o, sam_memory *memory, rule_task *t) {
     return true;
 }
 
-// How many drafts of at most k tokens are made side by side: the chains that fit a rule_work, at most RULE_BATCH; of
-// trees and copies one.
-static uint32_t batch_size(rule_name rule, bool tree, uint32_t k) {
-    if (tree || !matches_again(rule))
+// How many drafts of at most k tokens are made side by side: of `blend` those that fit a rule_work, at most RULE_BATCH.
+static uint32_t batch_size(rule_name rule, uint32_t k) {
+    if (rule != RULE_BLEND)
         return 1;
     uint32_t fit = smaller(MAX_NODES / (k + 1), ALL_CANDIDATES / (MAX_CANDIDATES + k * DEEP_CANDIDATES));
     return smaller(fit, RULE_BATCH);
@@ -74,12 +66,10 @@ static void make_drafts(chain *chains, uint32_t count) {
     draft *d = &chains->draft;
     if (d->rule == RULE_SUFFIX)
         draft_suffix(d, &chains->output);
-    else if (!matches_again(d->rule))
-        draft_copies(d, &chains->output);
-    else if (d->tree)
-        walk_tree(d, &chains->output, &chains->vote);
+    else if (d->rule == RULE_BLEND)
+        blend_chains(chains, count);
     else
-        walk_chains(chains, count);
+        draft_copy(d, &chains->output);
 }
 
 uint32_t rule_draft(const rule_model *m, rule_work *work, sam_memory *memory, rule_name rule, float min_prob,
@@ -88,8 +78,7 @@ uint32_t rule_draft(const rule_model *m, rule_work *work, sam_memory *memory, ru
     uint32_t k = 0;
     for (uint32_t i = 0; i < count; i++)
         k = tasks[i].k > k ? tasks[i].k : k;
-    bool tree = tasks->parents != NULL;
-    uint32_t batch = batch_size(rule, tree, k);
+    uint32_t batch = batch_size(rule, k);
     for (uint32_t from = 0; from < count; from += batch) {
         uint32_t taken = smaller(batch, count - from);
         for (uint32_t i = 0; i < taken; i++) {
@@ -99,16 +88,15 @@ uint32_t rule_draft(const rule_model *m, rule_work *work, sam_memory *memory, ru
                                .context = &t->context,
                                .nodes = work->nodes + i * (k + 1),
                                .candidates = work->candidates + i * (ALL_CANDIDATES / batch),
-                               .rule = rule,
-                               .tree = tree};
+                               .rule = rule};
             c->output.k = t->k;
             c->output.min_prob = (uint32_t)(min_prob * (float)PATH_ONE);
             c->output.size = 0;
             c->output.below_min_prob = false;
             c->output.with_lengths = t->match_lengths != NULL;
             c->at = c->draft.nodes;
-            if (matches_again(rule))
-                walk_start(&c->draft);
+            if (rule == RULE_BLEND)
+                blend_start(&c->draft);
         }
         make_drafts(chains, taken);
         for (uint32_t i = 0; i < taken; i++)

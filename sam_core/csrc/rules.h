@@ -4,24 +4,23 @@
 //
 //   oldest   copies what followed the first occurrence of the longest match (the article; its min_endpos)
 //   newest   copies what followed its latest occurrence
-//   count    the most frequent continuation of the longest match, matched again at every drafted token
-//   suffix   SuffixDecoding: for every match length p a greedy tree of at most ALPHA * p tokens, with C(N)
+//   suffix   SuffixDecoding: for every match length p a greedy chain of at most ALPHA * p tokens, with C(N)
 //            and D(N) as in its section 3; the one with the best score of all lengths and sources
 //   blend    all sources and several lengths of match vote on every candidate; see below
 //
-// Each drafts a chain or a tree, with the probability that the path to each token is accepted.
+// Each drafts a chain, with the probability that the path to each token is accepted.
 //
 // Probabilities. A candidate token c that came after n of the N followed occurrences of a match of length l,
 // the latest of them or not, falls into the bin (source, rank of the match within the source,
 // length, n, N - n, newest) of a table. The bin holds the share of such candidates that were confirmed: an
 // adaptive mean, updated by each outcome. An outcome needs no verification: the tokens that are appended next
-// confirm or refute the drafted candidates and those that were only considered. `oldest`, `newest`, `count`
+// confirm or refute the drafted candidates and those that were only considered. `oldest`, `newest`
 // and `suffix` take the probability of their drafts from the table. They also learn from the first token that
 // is too improbable to be drafted, so that an underrated bin recovers.
 //
 // Blend. For each token to be drafted, up to MODEL_RANKS matches of each source (the longest, then the next
-// shorter ones with more occurrences) name candidates: their best, their newest, for trees a few more, and
-// the most frequent tokens overall if there is room. If no match is long, the successor is one more candidate:
+// shorter ones with more occurrences) name candidates: their best and their newest; without any, the most
+// frequent token overall does. If no match is long, the successor is one more candidate:
 // the token that came after the last 5, 3, 2 or 1 tokens in any text of the pool, according to small tables.
 // Where it may be one that no source of the request contains, it is the source RULE_COMMON.
 // The probability of a candidate is a logistic mix,
@@ -38,8 +37,8 @@
 // Everything, tables included, is integer arithmetic of fixed width: the same calls give the same drafts and
 // scores on every platform.
 //
-// A chain takes the most probable candidate each time; a tree grows by the node with the largest product of
-// probabilities along its path. Both end before a path's product falls below min_prob.
+// A chain takes the most probable candidate each time. It ends before the product of its probabilities falls below
+// min_prob.
 
 #ifndef RULES_H
 #define RULES_H
@@ -47,7 +46,8 @@
 #include "corpus.h"
 #include "sam.h"
 
-typedef enum { RULE_OLDEST, RULE_NEWEST, RULE_COUNT, RULE_SUFFIX, RULE_BLEND } rule_name;
+// Saved pools have these numbers; 2 is that of a former rule.
+typedef enum { RULE_OLDEST, RULE_NEWEST, RULE_SUFFIX = 3, RULE_BLEND } rule_name;
 
 // Sources. A group's history, the answers of earlier steps or epochs, is in the group's index as its first
 // texts, so it is a separate source in counters only.
@@ -58,7 +58,7 @@ enum {
     RULE_INDEXES = 2,    // sources that are a sam_index: request and group
     RULE_MATCHED = 3,    // sources with matches: these and the corpus
     RULE_LAST = 5,       // last tokens of the text, by which successors are looked up
-    RULE_MAX_DRAFT = 64, // tokens of a draft or nodes of a tree
+    RULE_MAX_DRAFT = 64, // tokens of a draft
     RULE_BATCH = 8       // chains that are drafted in turn, so that their cache misses overlap
 };
 
@@ -99,6 +99,7 @@ typedef struct {
     size_t bytes;                   // accounted
     uint32_t drafted;               // tokens of the draft
     uint32_t kept;                  // these and possibly one that was too improbable
+    uint32_t steps, candidates;     // in the block
     uint8_t source[RULE_MAX_DRAFT]; // where each came from
     bool due[RULE_LESSONS];         // to be learned from what comes next
     int32_t last[RULE_LAST];        // tokens before the draft
@@ -113,18 +114,16 @@ typedef struct {
     uint32_t k;             // tokens at most, up to RULE_MAX_DRAFT
     uint32_t size;          // becomes the number of drafted tokens
     int32_t *tokens;        // become the draft
-    int32_t *parents;       // NULL: a chain
     float *scores;          // may be NULL
     int32_t *match_lengths; // may be NULL
 } rule_task;
 
-// Makes drafts: chains or, if the tasks have `parents`, trees of at most k nodes: parents[i] < i is the node that
-// node i follows, -1 the end of the text. scores[i] is the probability that the path to token i is accepted.
+// Makes drafts. scores[i] is the probability that the path to token i is accepted.
 // match_lengths[i] is the number of tokens of the longest match in record->source[i] that token i continues, drafted
 // tokens included; in a copy (`oldest`, `newest`, `suffix`) that of the copied match. 0: the token is a successor or
 // only frequent. min_prob: see above, 0 .. 1. Keeps in each record what rule_learn needs. Without memory for that, a
-// task's draft is empty and the later tasks are left as they are. Returns the number of those before it. Chains of
-// `count` and `blend` are drafted RULE_BATCH at a time.
+// task's draft is empty and the later tasks are left as they are. Returns the number of those before it. Those of `blend`
+// are drafted RULE_BATCH at a time.
 uint32_t rule_draft(const rule_model *model, rule_work *work, sam_memory *memory, rule_name rule,
                     float min_prob, rule_task *tasks, uint32_t count);
 

@@ -44,8 +44,8 @@
 // later, so texts may be inserted from the newest to the oldest. An occurrence in such a text sets the
 // `place` of a string only if it has none or one in the same text (SAM_OLDEST: none or one in another text).
 // So `place` is the same as if the texts, each as a whole, had been appended in their order. On a tie of
-// counts `best` changes only if the text set `place`, and in `frequent` an older token comes after equally
-// frequent ones. Lists of edges are in the order of appending.
+// counts `best` changes only if the text set `place`, and an older token does not replace an equally `frequent` one.
+// Lists of edges are in the order of appending.
 //
 // Costs: at most 1 leaf, 1 node and 3 edges per token (about 0.6 nodes and 0.5 edges in tables on recorded
 // answers). Extending takes amortised O(1) hash operations per token, counting at most SAM_MAX_MATCH steps.
@@ -82,7 +82,6 @@
 #define SAM_NODE (1u << 31) // flag of a state that is a node; without it a state is a leaf's place
 #define SAM_ROOT SAM_NODE   // the state of the empty string: node 0
 #define SAM_CHUNK 32u       // places in a chunk
-#define SAM_FREQUENT 24u    // size of an index's list of the most frequent tokens
 #ifndef SAM_TABLE
 #define SAM_TABLE 32768u // entries, at most, of a table of edges
 #endif
@@ -155,10 +154,9 @@ typedef struct {
     uint32_t chunk_count, chunk_capacity, link_capacity; // link_capacity in chunks
     uint32_t edge_count, edge_capacity;                  // edge_capacity: entries of all tables
     sam_kind kind;
-    bool plain;                          // every place x is that of token x of text 0
-    uint32_t appended;                   // tokens
-    uint32_t frequent_count;             // entries of `frequent`
-    sam_frequent frequent[SAM_FREQUENT]; // SAM_COUNTED: the most frequent tokens, the newest first on a tie
+    bool plain;            // every place x is that of token x of text 0
+    uint32_t appended;     // tokens
+    sam_frequent frequent; // SAM_COUNTED: the most frequent token, the newest on a tie
 } sam_index;
 
 // The end of the appended part of one text.
@@ -305,11 +303,6 @@ bool sam_search_step(sam_search *search);
 // Extends a match in a finished index by one token of the matched text: *state and *length become those of
 // the longest suffix in the index.
 void sam_advance(const sam_index *index, sam_state *state, uint32_t *length, int32_t token);
-
-// Up to max_count tokens that followed a node, with their counts: the best, the newest, then those that
-// followed for the first time most recently. Returns their number.
-uint32_t sam_candidates(const sam_index *index, sam_state state, uint32_t max_count, int32_t *tokens,
-                        uint32_t *counts);
 
 // Returns from a validating function with parameter `reason`.
 #define SAM_REQUIRE(condition, sentence)                                                                     \

@@ -157,27 +157,6 @@ static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t
 
 // ---- statistics
 
-// Updates the list of the most frequent tokens: `token` has occurred `count` times now. It goes before
-// equally frequent tokens, or after them in an older text.
-static void rank_frequent(sam_index *index, int32_t token, uint32_t count, bool older) {
-    sam_frequent *frequent = index->frequent;
-    uint32_t size = index->frequent_count, to = 0;
-    if (size == SAM_FREQUENT && count < frequent[size - 1].count + older)
-        return;
-    for (uint32_t i = 0; i < SAM_FREQUENT; i++) // counts after `size` are 0; without a branch this is quick
-        to += frequent[i].count + older > count;
-    uint32_t from = to;
-    while (from < size && frequent[from].token != token)
-        from++;
-    if (from == SAM_FREQUENT)
-        from--;
-    else if (from == size)
-        index->frequent_count++;
-    for (; from > to; from--)
-        frequent[from] = frequent[from - 1];
-    frequent[to] = (sam_frequent){token, count};
-}
-
 static bool same_text(const sam_index *index, uint32_t a, uint32_t b) {
     return index->chunks[a / SAM_CHUNK].text == index->chunks[b / SAM_CHUNK].text;
 }
@@ -220,7 +199,9 @@ static void count_token(sam_index *index, sam_state from, sam_state to, int32_t 
         counts[t].occurrences++;
         shortest = t;
     }
-    rank_frequent(index, token, shortest ? counts[shortest].occurrences : 1, older);
+    uint32_t count = shortest ? counts[shortest].occurrences : 1;
+    if (count >= index->frequent.count + older)
+        index->frequent = (sam_frequent){token, count};
 }
 
 // SAM_OLDEST: sets `place` of the nodes that have none, in an older text also of those that another text has

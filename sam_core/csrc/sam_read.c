@@ -47,42 +47,6 @@ void sam_follow(const sam_index *index, sam_state state, sam_following *followin
     following->newest = *sam_place_token(index, node->place, &left);
 }
 
-uint32_t sam_candidates(const sam_index *index, sam_state state, uint32_t max_count, int32_t *tokens,
-                        uint32_t *counts) {
-    sam_following f;
-    sam_follow(index, state, &f);
-    if (!f.followed || !max_count)
-        return 0;
-    uint32_t count = 0;
-    tokens[count] = f.best;
-    counts[count++] = f.best_count;
-    if (!(state & SAM_NODE) || f.best_count == f.followed)
-        return count;
-    uint32_t number = state & ~SAM_NODE, left = f.followed - f.best_count;
-    int32_t more = index->nodes[number].more, c = f.newest;
-    for (bool first = true; left && count < max_count; first = false) {
-        if (!first) {
-            if (more != SAM_NO_TOKEN) {
-                c = more;
-                more = edge_entry(index, number, c)->more;
-            } else {
-                c = index->nodes[number].token;
-                left = 0;
-            }
-            if (c == f.newest)
-                continue;
-        }
-        if (c == f.best)
-            continue;
-        sam_state child = sam_child(index, state, c);
-        uint32_t n = child & SAM_NODE ? index->counts[child & ~SAM_NODE].occurrences : 1;
-        tokens[count] = c;
-        counts[count++] = n;
-        left -= left ? n : 0;
-    }
-    return count;
-}
-
 sam_state sam_near(const sam_index *index, sam_state state, uint32_t *length) {
     if (*length <= SAM_MAX_MATCH)
         return state;

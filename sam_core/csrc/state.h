@@ -194,7 +194,6 @@ typedef struct {
 // Where pool_step writes: row i of each array is at i * width.
 typedef struct {
     int32_t *tokens;
-    int32_t *parents; // NULL: chains
     float *scores;    // NULL: not written
     int32_t *lengths; // one per row
     size_t width;

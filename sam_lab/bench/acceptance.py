@@ -31,8 +31,7 @@ LIMIT = 200_000
 FOLDS = 4
 EPOCHS = "rl"
 """The set with answers of earlier epochs."""
-CHAINS = [(context, k, False) for context in ("request", "group", "sequential") for k in (3, 8)]
-TREES = [("request", 16, True), ("group", 16, True)]
+CHAINS = [(context, k) for context in ("request", "group", "sequential") for k in (3, 8)]
 CORPUS = ("request", "group")
 
 
@@ -42,7 +41,6 @@ class Task(NamedTuple):
     drafter: str
     context: str
     k: int
-    tree: bool = False
     folds: str = ""  # "without" or "with" a corpus of the other folds, over all folds
     private: bool = False  # see above
 
@@ -65,7 +63,7 @@ def run_task(name: str, task: Task, limit: int) -> dict[str, Any] | str:
     try:
         if task.folds:
             return over_folds(task, read(name), limit)
-        return replay(drafter(task), drawn(name, task.context, limit), task.context, task.k, task.tree)
+        return replay(drafter(task), drawn(name, task.context, limit), task.context, task.k)
     except LabError as error:
         return str(error)
     except Exception as error:  # the other rows are measured
@@ -74,13 +72,13 @@ def run_task(name: str, task: Task, limit: int) -> dict[str, Any] | str:
 
 def drafter(task: Task, **options: Any) -> Any:
     if task.drafter in peers.DRAFTERS:
-        return peers.DRAFTERS[task.drafter](task.k, task.tree, task.private)
+        return peers.DRAFTERS[task.drafter](task.k, task.private)
     return SamDrafter(rule=task.drafter, private=task.private, **options)
 
 
 def rivals(task: Task) -> list[Task]:
     """The peers; for shared drafts only those that share."""
-    own = ("python", "ngram") if task.private and task.context == "request" and not task.tree else ()
+    own = ("python", "ngram") if task.private and task.context == "request" else ()
     return [task._replace(drafter=name) for name in (*own, "arctic", "sglang")]
 
 
@@ -94,7 +92,7 @@ def over_folds(task: Task, answers: list[Answer], limit: int) -> dict[str, Any]:
         scopes = make_scopes(mine, task.context, max_tokens=max(limit // FOLDS, 1))
         texts = (answer.response_ids for answer in others)
         with temporary_corpus(texts) if task.folds == "with" else contextlib.nullcontext() as corpus:
-            figures = replay(drafter(task, corpus=corpus), scopes, task.context, task.k, task.tree)
+            figures = replay(drafter(task, corpus=corpus), scopes, task.context, task.k)
         total = {name: value + figures[name] for name, value in total.items()}
     return total
 
@@ -142,10 +140,10 @@ class AcceptanceBench:
             fill = functools.partial(self.fill, task, base, rivals)
             bundles.append(([bounded(SECTION, what, "tokens per step")], fill, [task, base, *rivals]))
 
-        for (context, k, tree), private in itertools.product(CHAINS + TREES, (True, False)):
-            task = Task("blend", context, k, tree, private=private)
-            what = f"{'tree n' if tree else 'chain k'}={k}, {context}, {'private' if private else 'shared'}"
-            add(what, task, Task("count", context, 8 if tree else k), *rivals(task))
+        for (context, k), private in itertools.product(CHAINS, (True, False)):
+            task = Task("blend", context, k, private=private)
+            what = f"chain k={k}, {context}, {'private' if private else 'shared'}"
+            add(what, task, Task("newest", context, k), *rivals(task))
         add("chain k=8, with history", *(Task("blend", context, 8) for context in ("history", "nohistory")))
         for context in CORPUS:
             tasks = (Task("blend", context, 8, folds=folds) for folds in ("with", "without"))
@@ -166,6 +164,4 @@ class AcceptanceBench:
 
 def label(base: Task, task: Task) -> str:
     """The name of a base in the rows of a task."""
-    if base.drafter != task.drafter:
-        return f"{base.drafter} k={base.k}" if task.tree else base.drafter
-    return "without"
+    return base.drafter if base.drafter != task.drafter else "without"

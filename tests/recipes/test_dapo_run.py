@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
-from sam_core.noise import seeded_sample
+from sam_core.noise import Noise
 from sam_core.seeds import request_key, request_seed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -194,8 +194,9 @@ def test_every_token_is_what_the_target_samples(run):
                 prompt, length = prompts[answer.prompt_hash], len(answer.tokens)
                 with torch.inference_mode():
                     logits = target(torch.tensor([prompt + answer.tokens])).logits[0, len(prompt) - 1 : -1].float()
-                keys = torch.tensor(length * [request_key(request_seed(run.record["seed"], step, *place))])
-                sampled = seeded_sample(logits.softmax(-1), keys, len(prompt) + torch.arange(length))
+                keys = length * [request_key(request_seed(run.record["seed"], step, *place))]
+                positions = range(len(prompt), len(prompt) + length)
+                sampled = Noise(keys, positions, None, "cpu").sample(logits.softmax(-1))
                 equal.append(sampled.tolist() == answer.tokens)
                 log_probs = logits.log_softmax(-1)[range(length), answer.tokens]
                 torch.testing.assert_close(log_probs, torch.tensor(answer.log_probs), rtol=0, atol=1e-3)

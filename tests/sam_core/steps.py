@@ -10,8 +10,8 @@ def i32(*values):
     return np.array(values, dtype=np.int32)
 
 
-def drafts(pool, rows, k=8, width=8, tree=False, index_later=False):
-    """Append rows of (slot, tokens) in one call; of each draft its tokens, parents, scores, sources, match lengths."""
+def drafts(pool, rows, k=8, width=8, index_later=False):
+    """Append rows of (slot, tokens) in one call; of each draft its tokens, scores, sources, match lengths."""
     slots, counts = i32(*(slot for slot, _ in rows)), i32(*(len(tokens) for _, tokens in rows))
     tokens, starts = i32(*(token for _, tokens in rows for token in tokens)), None
     if len(tokens) % 2:  # a table whose rows lie apart, and what is not new in it is no token
@@ -20,9 +20,9 @@ def drafts(pool, rows, k=8, width=8, tree=False, index_later=False):
         for row, (start, (_, new)) in enumerate(zip(starts, rows, strict=True)):
             table[row, start : start + len(new)] = new
         tokens = table
-    arrays = [np.full((len(rows), width), -7, kind) for kind in ("i", "i", "f", "i", "i")]
-    (out, parents, scores, sources, matches), lengths = arrays, np.full(len(rows), -7, np.int32)
-    more = {"parents": parents if tree else None, "sources": sources, "match_lengths": matches}
+    arrays = [np.full((len(rows), width), -7, kind) for kind in ("i", "f", "i", "i")]
+    (out, scores, sources, matches), lengths = arrays, np.full(len(rows), -7, np.int32)
+    more = {"sources": sources, "match_lengths": matches}
     pool.step(slots, tokens, counts, k, out, lengths, scores, starts=starts, index_later=index_later, **more)
     assert all((array[row, n:] == -7).all() for array in arrays for row, n in enumerate(lengths)), "behind a draft"
     return [[array[row, :n].tolist() for array in arrays] for row, n in enumerate(lengths)]
@@ -31,13 +31,3 @@ def drafts(pool, rows, k=8, width=8, tree=False, index_later=False):
 def step(pool, rows, k=8, width=8, index_later=False):
     """The tokens alone."""
     return [draft[0] for draft in drafts(pool, rows, k, width, index_later=index_later)]
-
-
-def step_tree(pool, rows, k=8, width=8):
-    """Tokens, parents and scores, after checking that they form trees."""
-    trees = [draft[:3] for draft in drafts(pool, rows, k, width, tree=True)]
-    for tokens, parents, scores in trees:
-        for node, (parent, score) in enumerate(zip(parents, scores, strict=True)):
-            assert -1 <= parent < node and 0 < score <= (1 if parent < 0 else scores[parent])
-        assert len(set(zip(tokens, parents, strict=True))) == len(tokens), "two equal nodes with one parent"
-    return trees

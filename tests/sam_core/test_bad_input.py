@@ -14,7 +14,7 @@ MAX = 2**31 - 1
 def good():
     """Valid arguments of a step over the slots 0 and 1."""
     given = {"slots": i32(0, 1), "tokens": i32(5, 6, 7), "counts": i32(1, 2), "k": 2}
-    given |= {name: np.full((2, 4), -1, np.int32) for name in ("out", "parents", "sources", "match_lengths")}
+    given |= {name: np.full((2, 4), -1, np.int32) for name in ("out", "sources", "match_lengths")}
     return given | {"scores": np.full((2, 4), -1, np.float32), "lengths": i32(-1, -1)}
 
 
@@ -43,7 +43,7 @@ def table(*rows, **changed):
     return {"tokens": np.array(rows or ((-1, 5), (6, 7)), np.int32), "starts": i32(1, 0)} | changed
 
 
-WIDE = dict.fromkeys(("scores", "parents", "sources", "match_lengths")) | {"out": np.full((2, 90), -1, np.int32)}
+WIDE = dict.fromkeys(("scores", "sources", "match_lengths")) | {"out": np.full((2, 90), -1, np.int32)}
 BAD_STEP = [
     ({"slots": i32(0, 2)}, ValueError, r"slots\[1\] is 2, which is not an open slot"),
     ({"slots": i32(1, 1)}, ValueError, r"slots\[1\] is 1, which stands in an earlier row too"),
@@ -75,9 +75,9 @@ def test_step_refuses(changed, error, message):
     with pytest.raises(error, match=message):
         pool.step(**arguments)
     assert pool.stats() == before and pool._validate() is None
-    assert all((arguments[name] == -1).all() for name in {"out", "lengths", "scores", "parents"} - changed.keys())
+    assert all((arguments[name] == -1).all() for name in {"out", "lengths", "scores"} - changed.keys())
     pool.step(**good())
-    pool.step(**good() | {"scores": None, "parents": None})
+    pool.step(**good() | {"scores": None})
     pool.step(**good() | table())
     assert pool.stats()["appended"] == 9
 
@@ -101,9 +101,8 @@ def test_open_and_drop_refuse_tokens(prompt, error, message):
         pool.drop(prompt)
     assert pool.stats()["slots_open"] == 0
     slot = pool.open([1])
-    if not isinstance(prompt, int):
-        with pytest.raises(error, match=message.format("tokens")):
-            pool.append(slot, prompt)
+    with pytest.raises(error, match=message.format("tokens")):
+        pool.append(slot, prompt)
     for group in ("name", 3, bytearray(b"name")):
         with pytest.raises(TypeError, match="it must be BY_PROMPT, bytes or None"):
             pool.open([1], group)
@@ -113,9 +112,6 @@ def test_open_and_drop_refuse_tokens(prompt, error, message):
 def test_append_and_close_refuse():
     pool = sam_core.Pool()
     slot = pool.open([1])
-    for bad in (-1, 2**80, np.int64(-7)):
-        with pytest.raises(ValueError, match=f"tokens is .*{bad}.*: token ids go from 0 to 2147483647"):
-            pool.append(slot, bad)
     pool.open([1], b"name")
     for group in (b"name", [1]):
         with pytest.raises(ValueError, match="group has . open slots?: close them before dropping it"):
@@ -124,7 +120,7 @@ def test_append_and_close_refuse():
         pool.append(slot, 1, 2)
     assert pool.stats()["appended"] == 0
     pool.close(slot)
-    for call in (pool.close, pool.prompt_size, lambda bad: pool.append(bad, 1), lambda bad: pool.append(bad, [1])):
+    for call in (pool.close, pool.prompt_size, lambda bad: pool.append(bad, [1])):
         for bad in (slot, -1, 2**80):
             with pytest.raises(ValueError, match=f"slot is {bad}, which is not an open slot"):
                 call(bad)
@@ -132,7 +128,7 @@ def test_append_and_close_refuse():
             call("0")
 
 
-RULES = "it must be 'oldest', 'newest', 'count', 'suffix' or 'blend'"
+RULES = "it must be 'oldest', 'newest', 'suffix' or 'blend'"
 SOURCES = "it must be a sequence of 'request', 'group', 'history' and 'common'; the corpus is given as corpus=path"
 
 
@@ -217,7 +213,7 @@ BAD_TABLES = [
     ({"factors": np.zeros((8, 10), np.int64)}, "factors has 8 rows, not 9"),
 ]
 BAD_NGRAMS = [
-    ({"pages": np.zeros(1, np.int64)}, "pages has 1 rows, not 2"),
+    ({"groups": i32(2)}, "groups has 1 rows, not 2"),
     ({"starts": i32(0, -1)}, r"starts\[1\] is -1: it must lie between 0 and ends\[1\], 4"),
     ({"starts": i32(0, 5)}, r"starts\[1\] is 5: it must lie between 0 and ends\[1\], 4"),
     ({"ends": i32(2, 5)}, r"ends\[1\] is 5: it must lie between 0 and 4"),

@@ -34,7 +34,6 @@ POOL = sorted(path.name for path in CSRC.glob("*.c") if path.name not in OTHERS)
 # The C programs and fuzz targets with their sources. The targets include the files of FILES.
 PROGRAMS = {
     "test_pool": ["test_pool.c", *POOL, *FILES],
-    "test_saving": ["test_saving.c", *POOL, *FILES],
     "test_index": ["test_index.c", "memory.c", *AUTOMATON],
 }
 TARGETS = {target: [f"fuzz/{target}.c", *POOL] for target in ("fuzz_pool", "fuzz_files")}
@@ -161,8 +160,8 @@ def test_no_data_races(folder):
     """While a pool is saved, and among the threads of a step."""
     need_sanitizers(folder, sanitize="thread")
     fixed = [shutil.which("setarch"), "-R"] if shutil.which("setarch") else []  # ThreadSanitizer needs its addresses
-    sources = {"saving": PROGRAMS["test_saving"], "steps": [*TARGETS["fuzz_pool"], "fuzz/replay.c"]}
-    for name, words in (("saving", []), ("steps", SEEDS["fuzz_pool"])):
+    sources = {"saving": PROGRAMS["test_pool"], "steps": [*TARGETS["fuzz_pool"], "fuzz/replay.c"]}
+    for name, words in (("saving", ["only"]), ("steps", SEEDS["fuzz_pool"])):
         run(*fixed, build(folder / name, sources[name], "-O1", "-g", "-fsanitize=thread"), *words, cwd=folder)
 
 

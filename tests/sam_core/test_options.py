@@ -26,7 +26,7 @@ def test_a_pool_takes_every_rule_and_source():
         (0, {}, "num_speculative_tokens must be an integer from 1 to 15, got 0"),
         (3, "newest", "speculative_config.sam must be a mapping of options, got 'newest'"),
         (3, {"treshold": 8}, "unknown option 'treshold' in speculative_config.sam; known: rule, sources"),
-        (3, {"rule": "mixer"}, "rule 'mixer' is not available; this version has oldest, newest, count, suffix, blend"),
+        (3, {"rule": "mixer"}, "rule 'mixer' is not available; this version has oldest, newest, suffix, blend"),
         (3, {"sources": ["group", "group"]}, "sources must be a list of different names from request, group, his"),
         (3, {"sources": ["corpus"]}, "sources 'corpus' is not available"),
         (3, {"sources": ["request", "history"]}, "sources has 'history' without 'group': add group, whose index holds"),

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 from sam_core.corpus import build_corpus
-from steps import ALL, step, step_tree
+from steps import ALL, drafts, step
 
 from sam_core import Pool, options
 
@@ -39,7 +39,7 @@ def filled(rule="newest", sources=ALL, groups=6, **arguments):
         key = b"name %d" % number if number % 3 == 2 else "by_prompt"
         slots = [pool.open([number, 1, 2], key) for _ in range(3)]
         for _ in range(30):
-            step_tree(pool, [(slot, [rng.randrange(4)]) for slot in slots], 4, 4)
+            step(pool, [(slot, [rng.randrange(4)]) for slot in slots], 4)
         for slot in slots[: 2 if number == groups - 1 else 3]:
             pool.close(slot)
     return pool
@@ -84,7 +84,7 @@ def test_loaded_pool_drafts_as_the_saved_one_after_a_rebuild(rule, sources, tmp_
         slots = {each: each.open([number, 1, 2], key) for each in (pool, loaded)}
         for _ in range(20):
             tokens = [rng.randrange(4)]
-            wanted, got = (step_tree(each, [(slot, tokens)], 4, 4) for each, slot in slots.items())
+            wanted, got = (drafts(each, [(slot, tokens)], 4) for each, slot in slots.items())
             assert wanted == got
             known += len(wanted[0][0])
     assert known > 100 and loaded._validate() is None
@@ -136,6 +136,7 @@ def field(saved, **changes):
         ({"version": 2}, "is from another version of sam_core: load it there, or start with a new pool"),
         ({"order": 0x04030201}, "is from a machine with another byte order: load it there"),
         ({"rule": 5}, "is damaged"),
+        ({"rule": 2}, "is from another version of sam_core: load it there, or start with a new pool"),
         ({"sources": 1 << 31 | 3}, "is damaged"),
         ({"sources": 3}, "is from another version of sam_core: load it there, or start with a new pool"),
         ({"vocab_size": (1 << 31) + 1}, "is damaged"),

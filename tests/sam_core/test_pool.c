@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loads files while allocations fail and memory ends, and looks at allocations and hashes; the seeds of fuzz_pool do the
-// same with all other calls. Run it in an empty folder.
+// Loads files while allocations fail and memory ends, looks at allocations and hashes, and saves while texts are evicted;
+// the seeds of fuzz_pool do the same with all other calls. Run it in an empty folder. With an argument it only saves.
 
 #include "failing_memory.h"
 
 #include "group.h"
 #include "persist.h"
 #include "validate.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
 
 #include "check.h"
 #include "save_pool.h"
@@ -43,7 +46,7 @@ static void fill(pool *p) {
 static void test_load_drops_what_does_not_fit(unsigned sources) {
     static const char path[] = "saved.pool";
     pool p, copy;
-    CHECK(pool_init(&p, PLENTY, RULE_COUNT, sources, NULL, 0));
+    CHECK(pool_init(&p, PLENTY, RULE_SUFFIX, sources, NULL, 0));
     fill(&p);
     fail_on = true;
     fail_at = 0;
@@ -61,7 +64,7 @@ static void test_load_drops_what_does_not_fit(unsigned sources) {
         fail_on = on;
         for (fail_at = 1;; fail_at++) { // 0 is the model
             allocations = 0;
-            CHECK(pool_init(&copy, PLENTY, RULE_COUNT, sources, NULL, 0));
+            CHECK(pool_init(&copy, PLENTY, RULE_SUFFIX, sources, NULL, 0));
             CHECK(persist_load(&file, &copy, &reason) == PERSIST_OK);
             bool failed = allocations > fail_at;
             CHECK(copy.stats.groups + copy.stats.evicted_groups == 8 && (failed || copy.stats.groups == 8));
@@ -76,7 +79,7 @@ static void test_load_drops_what_does_not_fit(unsigned sources) {
     }
     uint64_t groups = 0;
     for (size_t limit = pool_min_bytes(); limit <= complete; limit += 16) {
-        CHECK(pool_init(&copy, limit, RULE_COUNT, sources, NULL, 0));
+        CHECK(pool_init(&copy, limit, RULE_SUFFIX, sources, NULL, 0));
         CHECK(persist_load(&file, &copy, &reason) == PERSIST_OK);
         CHECK(copy.stats.groups + copy.stats.evicted_groups == 8);
         check_sound(&copy);
@@ -94,7 +97,7 @@ static void test_no_allocation_per_token(void) {
     uint32_t slot;
     CHECK(pool_open(&p, NULL, 0, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
     int32_t number = (int32_t)slot, one = 1, k = 3, out[3], length;
-    pool_drafts drafts = {out, NULL, NULL, &length, 3, NULL, NULL, .index_later = false};
+    pool_drafts drafts = {out, NULL, &length, 3, NULL, NULL, .index_later = false};
     for (int i = 0; i < 40000; i++) {
         if (i == 20000)
             allocations = 0;
@@ -125,10 +128,61 @@ static void test_equal_hash_is_not_an_equal_prompt(void) {
     CHECK(live_blocks == 0);
 }
 
-int main(void) {
-    test_load_drops_what_does_not_fit(ALL);
-    test_load_drops_what_does_not_fit(1 << RULE_GROUP | 1 << RULE_HISTORY);
-    test_no_allocation_per_token();
-    test_equal_hash_is_not_an_equal_prompt();
+// ---- texts are added and evicted while they are written by another thread, which takes no lock
+
+static persist_snapshot snapshot;
+static atomic_bool written;
+
+static void *write_snapshot(void *unused) {
+    CHECK(!unused && persist_write(&snapshot, "saved.pool") == PERSIST_OK);
+    written = true;
+    return NULL;
+}
+
+static void test_saving_while_texts_are_evicted(void) {
+    enum { ANSWER = 400, SAVES = 10 };
+    static pool only, *p = &only;
+    pool_error error;
+    const char *reason;
+    uint64_t freed = 0;
+    CHECK(pool_init(p, pool_min_bytes() + 400000, RULE_NEWEST, 1 << RULE_GROUP | 1 << RULE_HISTORY, NULL, 0));
+    for (int turn = 0; turn < SAVES; turn++) {
+        pthread_t thread;
+        persist_file file;
+        CHECK(persist_collect(p, &snapshot));
+        written = false;
+        CHECK(pthread_create(&thread, NULL, write_snapshot, NULL) == 0);
+        for (int i = 0; i < 300 || !written; i++) {
+            uint32_t slot;
+            int32_t prompt[2] = {(int32_t)draw(50), 1}, answer[ANSWER];
+            for (int j = 0; j < ANSWER; j++)
+                answer[j] = (int32_t)draw(5);
+            CHECK(pool_open(p, prompt, 2, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
+            CHECK(pool_append(p, slot, answer, ANSWER, &error) == POOL_OK);
+            CHECK(pool_close(p, slot, true, &error) == POOL_OK);
+        }
+        pthread_join(thread, NULL);
+        for (size_t i = 0; i < snapshot.pinned; i++)
+            freed += snapshot.texts[i].text->freed;
+        while (persist_release(&snapshot, 3))
+            ;
+        CHECK(persist_open(&file, "saved.pool", &reason) == PERSIST_OK);
+        CHECK(persist_check(&file, &reason) == PERSIST_OK);
+        persist_close(&file);
+    }
+    CHECK(pool_validate(p, &reason) && freed > 0);
+    pool_free(p);
+    CHECK(p->memory.used == 0);
+}
+
+int main(int count, char **arguments) {
+    if (count == 1) {
+        test_load_drops_what_does_not_fit(ALL);
+        test_load_drops_what_does_not_fit(1 << RULE_GROUP | 1 << RULE_HISTORY);
+        test_no_allocation_per_token();
+        test_equal_hash_is_not_an_equal_prompt();
+    }
+    test_saving_while_texts_are_evicted();
+    (void)arguments;
     return 0;
 }

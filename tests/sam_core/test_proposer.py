@@ -192,7 +192,7 @@ def test_uniform_drafts_are_padded_or_off_for_all():
     assert not any(batch.propose(proposer).values())
 
 
-@pytest.mark.parametrize("rule", ["oldest", "newest", "count", "suffix", "blend"])
+@pytest.mark.parametrize("rule", ["oldest", "newest", "suffix", "blend"])
 def test_uniform_pads_with_what_min_prob_leaves_out(rule):
     """Each padded draft begins with the draft of an engine without graphs, and goes on with that of min_prob 0."""
     rng, shorter, longer = random.Random(3), 0, 0

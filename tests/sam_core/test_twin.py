@@ -40,8 +40,7 @@ def corpus():
 class Both:
     """Two pools that get the same calls; each answer is compared."""
 
-    def __init__(self, tree=False, **arguments):
-        self.tree = tree
+    def __init__(self, **arguments):
         self.c, self.twin = sam_core.Pool(**arguments), twin.Pool(**arguments)
 
     def same(self, name, *arguments):
@@ -51,7 +50,7 @@ class Both:
 
     def step(self, rows, k, index_later=False):
         """Append rows, a list of (slot, tokens), and return the drafts as lists of tokens."""
-        answers = [drafts(pool, rows, k, MAX_DRAFT, self.tree, index_later) for pool in (self.c, self.twin)]
+        answers = [drafts(pool, rows, k, MAX_DRAFT, index_later) for pool in (self.c, self.twin)]
         assert answers[0] == answers[1]
         return [draft[0] for draft in answers[0]]
 
@@ -82,11 +81,10 @@ class PoolMachine(RuleBasedStateMachine):
         with_corpus=st.booleans(),
         min_prob=st.sampled_from((0, 0.02, 0.3)),
         vocab_size=st.sampled_from((None, None, 2)),
-        tree=st.booleans(),
     )
-    def make(self, rule, sources, with_corpus, min_prob, vocab_size, tree):
+    def make(self, rule, sources, with_corpus, min_prob, vocab_size):
         more = {"corpus": corpus()} if with_corpus else {"vocab_size": vocab_size}
-        self.both = Both(tree, rule=rule, sources=sources, min_prob=min_prob, **more)
+        self.both = Both(rule=rule, sources=sources, min_prob=min_prob, **more)
         self.empty = self.both.c.stats()["bytes_used"]
         self.texts, self.keys, self.drafts = {}, {}, {}  # by slot
         self.ended = []  # texts of the group b"one"
@@ -165,11 +163,10 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=150, stateful_step_count=40, phases=[Phase.generate])
 
 
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("rule", RULES)
-def test_loops_longer_than_a_match(rule, tree):
+def test_loops_longer_than_a_match(rule):
     """Matches of more than MAX_MATCH tokens, of one text and of its sibling, that break off and go on."""
-    both = Both(tree, rule=rule)
+    both = Both(rule=rule)
     first, second = both.same("open", [7, 8]), both.same("open", [7, 8])
     text = [*([1, 2, 3] * 60), 4, *([1, 2, 3] * 70), *([4] * 150), *([1, 2, 3] * 50)]
     for at, token in enumerate(text):
@@ -188,7 +185,7 @@ def test_slot_numbers_wait_before_they_are_used_again():
 @pytest.mark.parametrize("rule", ["newest", "blend"])
 def test_texts_that_are_indexed_over_many_steps(rule, index_later):
     """Long prompts and a long history: each call indexes a part, in the same order."""
-    rng, both = random.Random(3), Both(rule == "blend", rule=rule)
+    rng, both = random.Random(3), Both(rule=rule)
     prompt = [rng.randrange(40) for _ in range(4000)]
     answers = [[rng.randrange(40) for _ in range(2500)] for _ in range(4)]
     for answer in answers:
@@ -203,11 +200,10 @@ def test_texts_that_are_indexed_over_many_steps(rule, index_later):
     assert found[1][1:] == [[], []] and all(found[-1])  # there is work for one prompt a step
 
 
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("rule", RULES)
-def test_repetitive_texts_older_than_what_was_indexed(rule, tree):
+def test_repetitive_texts_older_than_what_was_indexed(rule):
     """Closed texts are indexed behind those of open slots, but count as older."""
-    rng, both = random.Random(1), Both(tree, rule=rule)
+    rng, both = random.Random(1), Both(rule=rule)
     for turn in range(40):
         texts = [[rng.randrange(40 if turn % 4 else 3) for _ in range(rng.randrange(25))] for _ in range(6)]
         for text in texts[:4]:
@@ -245,7 +241,7 @@ def test_large_steps_by_several_threads(rule, little):
         chosen = rng.sample(slots, 280 if turn % 4 < 3 else 200)
         rows = [(slot, [rng.randrange(7) for _ in range(rng.randrange(1 if turn == 5 else 6))]) for slot in chosen]
         k = i32(*(4 * (rng.random() < (0.1 if turn % 5 == 4 else 0.95)) for _ in rows))
-        answers = [drafts(pool, rows, k, 4, turn % 3 == 0, turn % 2 > 0) for pool in pools]
+        answers = [drafts(pool, rows, k, 4, turn % 2 > 0) for pool in pools]
         assert all(answer == answers[0] for answer in answers)
         found += sum(len(draft[0]) for draft in answers[0])
         for at in rng.sample(range(280), rng.choice([0, 0, 40])):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import torch
+from sam_core.noise import Noise
 from sam_core.seeds import request_key
 
 MAX_K = 8
@@ -12,6 +13,11 @@ MAX_K = 8
 
 def keys_of(seeds):
     return torch.tensor([request_key(seed) for seed in seeds])
+
+
+def seeded_sample(probs, keys, positions):
+    """A token from each row of `probs`, by its key and position."""
+    return Noise(keys.numpy(), positions.numpy(), None, "cpu").sample(probs)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import collections
 import numpy as np
 import pytest
 import torch
-from batches import keys_of
+from batches import keys_of, seeded_sample
 from distribution import chi_square_p_value
 from sam_core.proposer import SamProposer
 
@@ -157,7 +157,7 @@ def test_seeded_sample_over_many_blocks():
     probs /= probs.sum()
     counts, rows, positions = torch.zeros(1000, dtype=torch.int64), probs.expand(10_000, -1), torch.full((10_000,), 7)
     for first in range(0, 100_000, 10_000):
-        sampled = noise.seeded_sample(rows, keys_of(range(first, first + 10_000)), positions)
+        sampled = seeded_sample(rows, keys_of(range(first, first + 10_000)), positions)
         counts += torch.bincount(sampled, minlength=1000)
     assert p_value(counts, probs.double() * 100_000) > 1e-3
 
@@ -169,7 +169,7 @@ def test_seeded_sample_of_near_zero_probabilities():
     probs[6] = 1 - probs.sum()
     keys, rows, rare = keys_of(range(2000)), probs.expand(2000, -1), torch.zeros(2)
     for position in range(100):
-        sampled = noise.seeded_sample(rows, keys, torch.full((2000,), position))
+        sampled = seeded_sample(rows, keys, torch.full((2000,), position))
         rare += torch.stack([(sampled == 5).sum(), (sampled >= 2 * noise.BLOCK).sum()])
     assert rare.tolist() == pytest.approx([20, 20], abs=16)
 
@@ -178,7 +178,7 @@ def test_siblings_are_independent(small_blocks):
     """Two requests of one prompt at the same positions: the pair of samples has the product law."""
     probs, positions = model()[5], torch.arange(500, dtype=torch.int32)
     keys, rows = keys_of(range(250)), probs.expand(500, -1)
-    sampled = torch.stack([noise.seeded_sample(rows, key.expand(500), positions) for key in keys])
+    sampled = torch.stack([seeded_sample(rows, key.expand(500), positions) for key in keys])
     law = torch.outer(probs, probs).flatten().double()
     for a, b in ((sampled[1:], sampled[:-1]), (sampled[:, 1:], sampled[:, :-1])):
         counts = torch.bincount((a * V + b).flatten(), minlength=V * V)

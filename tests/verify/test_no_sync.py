@@ -45,7 +45,6 @@ def steps(counts, device, greedy="none"):
         "rejection": lambda: step({}),
         "rejection, own generators": lambda: step({1: None, 3: None}),  # torch's for the device
         "seeded": lambda: step(noise.Noise(range(batch), range(batch), counts, device)),
-        "seeded_sample": lambda: noise.seeded_sample(logits.softmax(1), drafts.new_ones(rows), drafts.new_ones(rows)),
         "per_row": lambda: verify.per_row(metadata.temperature, counts),
     }
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from batches import seeded_sample
 from sam_core.engines.vllm import sampling
 from sam_core.engines.vllm.sampling import RequestNoise
-from sam_core.noise import seeded_sample
 from sam_core.seeds import request_key
 
 

@@ -3,10 +3,9 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from batches import batches, keys_of
+from batches import batches, keys_of, seeded_sample
 from hypothesis import given, settings
 from sam_core.seeds import GAMMA, request_key
 from scipy import stats
@@ -29,16 +28,15 @@ def stream(key, position, length):
 
 
 def words_of(keys, positions, length):
-    return noise._words(noise._start(keys, positions), length)
+    starts = noise._start(*(torch.as_tensor(each).long().numpy() for each in (keys, positions)))
+    return noise._words(torch.from_numpy(starts), length)
 
 
 def test_words_are_those_of_plain_integers():
     keys = [0, 1, -1, 2**63 - 1, -(2**63), 12345678901234567]
     positions = [0, 1, 2, 4096, 2**31 - 1, 77]
-    words = words_of(torch.tensor(keys), torch.tensor(positions, dtype=torch.int32), 300)
+    words = words_of(keys, positions, 300)
     assert words.tolist() == [stream(key, position, 300) for key, position in zip(keys, positions, strict=True)]
-    on_host = noise._start_array(np.array(keys), np.array(positions))
-    assert torch.equal(torch.from_numpy(on_host), noise._start(torch.tensor(keys), torch.tensor(positions)))
 
 
 def test_every_bit_of_a_seed_counts():
@@ -116,10 +114,10 @@ def test_a_sample_depends_on_its_own_row_alone(vocabulary):
     torch.manual_seed(0)
     probs = (2 * torch.randn(64, vocabulary)).softmax(1)
     keys, positions = keys_of(range(64)), torch.randint(0, 4096, (64,), dtype=torch.int32)
-    whole = noise.seeded_sample(probs, keys, positions)
+    whole = seeded_sample(probs, keys, positions)
     order = torch.randperm(64)
-    assert torch.equal(noise.seeded_sample(probs[order], keys[order], positions[order]), whole[order])
-    alone = [noise.seeded_sample(probs[i : i + 1], keys[i : i + 1], positions[i : i + 1]) for i in range(64)]
+    assert torch.equal(seeded_sample(probs[order], keys[order], positions[order]), whole[order])
+    alone = [seeded_sample(probs[i : i + 1], keys[i : i + 1], positions[i : i + 1]) for i in range(64)]
     assert torch.equal(torch.cat(alone), whole)
     assert whole.dtype == torch.int64
     assert len(set(whole.tolist())) > 3
@@ -135,7 +133,7 @@ def test_verify_against_a_loop(batch):
         tokens = []
         for column in range(count + 1):
             probs = batch.probs[row + column][None]
-            tokens.append(noise.seeded_sample(probs, keys[request, None], positions[request, None] + column).item())
+            tokens.append(seeded_sample(probs, keys[request, None], positions[request, None] + column).item())
             if column < count and tokens[-1] != batch.drafts[draft + column]:
                 break
         row, draft = row + count + 1, draft + count

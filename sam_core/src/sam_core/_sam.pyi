@@ -12,7 +12,7 @@ Float32: TypeAlias = npt.NDArray[np.float32]  # or any other C-contiguous, align
 Float64: TypeAlias = npt.NDArray[np.float64]  # or any other C-contiguous, aligned float64 buffer
 Tokens: TypeAlias = Int32 | Sequence[int]
 Path: TypeAlias = str | bytes | os.PathLike[str]
-Rule: TypeAlias = Literal["oldest", "newest", "count", "suffix", "blend"]
+Rule: TypeAlias = Literal["oldest", "newest", "suffix", "blend"]
 Source: TypeAlias = Literal["request", "group", "history", "common"]
 
 class Drafted(TypedDict):
@@ -76,10 +76,10 @@ class Pool:
             other sources contain.
 
     The rule chooses the draft after a match: ``oldest`` copies the text after the first occurrence of the longest match
-    (the article on SAM drafts for RL training), ``newest`` after its latest one, ``count`` takes the most frequent
-    continuation and matches again at every token, ``suffix`` is SuffixDecoding, ``blend`` weights all sources and
-    several match lengths by their past success. Each learns the probability of its drafts from the tokens appended
-    after them. Except with ``oldest``, matches have at most 64 tokens.
+    (the article on SAM drafts for RL training), ``newest`` after its latest one, ``suffix`` is SuffixDecoding with
+    chains, ``blend`` matches again at every token and weights all sources and several match lengths by their past
+    success. Each learns the probability of its drafts from the tokens appended after them. Except with ``oldest``,
+    matches have at most 64 tokens.
 
     Indexes are fed in portions, so that no call takes long: a step indexes about 4,000 tokens (a third of that in a
     large index) in addition to the new ones of the slots that draft, or 512 tokens if none does; later steps index the
@@ -188,7 +188,6 @@ class Pool:
         out: Int32,
         lengths: Int32,
         scores: Float32 | None = None,
-        parents: Int32 | None = None,
         starts: Int32 | None = None,
         sources: Int32 | None = None,
         match_lengths: Int32 | None = None,
@@ -209,8 +208,6 @@ class Pool:
             lengths: writable int32 [B], receives the lengths of the drafts, 0 .. k.
             scores: writable float32 [B, K], receives the estimated probability that the whole path to a token is
                 accepted.
-            parents: writable int32 [B, K]; if given, drafts are trees, and this receives the number of the token that
-                each token follows, -1 for the end of the text. Parents come before children.
             starts: int32 [B]; None: `tokens` is packed.
             sources: writable int32 [B, K], receives the number in `SOURCES` of the source that each token is from.
             match_lengths: writable int32 [B, K], receives the tokens of the longest match in this source that each
@@ -236,10 +233,8 @@ class Pool:
         0 for a slot that stores no text. Raises ValueError: no open slot.
         """
 
-    def append(self, slot: int, tokens: int | Tokens, /) -> None:
-        """Append one token, or a sequence or int32 buffer [n] of them, to one slot; like `step` with k = 0.
-
-        An int is appended without releasing the GIL.
+    def append(self, slot: int, tokens: Tokens, /) -> None:
+        """Append a sequence or int32 buffer [n] of tokens to one slot; like `step` with k = 0.
 
         Raises: as `step`.
         """

@@ -44,13 +44,8 @@ def _mix(z: torch.Tensor) -> torch.Tensor:
     return z
 
 
-def _start(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The state at which the stream of (key, position) starts: int64, the tensors' shape."""
-    return _mix(keys + positions.long() * to_int64(STRIDE))
-
-
-def _start_array(keys: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """`_start` on the host."""
+def _start(keys: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The state at which the stream of (key, position) starts, the arrays' shape; computed on the host."""
     z = keys.view(np.uint64) + positions.view(np.uint64) * np.uint64(STRIDE)
     for _ in range(2):
         z = (z ^ z >> np.uint64(32)) * np.uint64(MIXER)
@@ -104,19 +99,8 @@ def _race(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     return (members / noise[:, -BLOCK:]).argmin(1).add(block, alpha=BLOCK)
 
 
-def seeded_sample(probs: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Sample a token from each row of `probs` float32 [N, V] with noise of keys int64 [N], positions [N]: int64 [N].
-
-    An exponential race, argmax p / E, first between blocks of BLOCK tokens by the sum of their probabilities, then
-    between the tokens of the winning block. The token's distribution is `probs` to within 1e-7 in total variation, and
-    the vocabulary is read once. A token of probability 0 never wins. Since the noise is the same, distributions that
-    are close yield the same token with a probability of about one minus twice their distance.
-    """
-    return _race(probs, _noise(_start(keys, positions), probs.shape[1]))
-
-
 class Noise:
-    """The noise of `seeded_sample` for the requests of a step, in place of an engine's generators.
+    """The noise of the requests of a step, in place of an engine's generators.
 
     Positions are indexes in the whole text, prompt and answer, so that the turns of a conversation, which are separate
     requests with the same seed, do not share noise.
@@ -140,7 +124,13 @@ class Noise:
         self.device = torch.device(device)
 
     def sample(self, probs: torch.Tensor) -> torch.Tensor:
-        """Sample a token from each row of `probs` float32 [R, V]: int64 [R]."""
+        """Sample a token from each row of `probs` float32 [R, V]: int64 [R].
+
+        An exponential race, argmax p / E, first between blocks of BLOCK tokens by the sum of their probabilities, then
+        between the tokens of the winning block. The token's distribution is `probs` to within 1e-7 in total variation,
+        and the vocabulary is read once. A token of probability 0 never wins. Since the noise is the same, distributions
+        that are close yield the same token with a probability of about one minus twice their distance.
+        """
         return _race(probs, _noise(to_device(self.starts(), self.device), probs.shape[1]))
 
     def starts(self) -> npt.NDArray[np.int64]:
@@ -149,7 +139,7 @@ class Noise:
         if self.num_draft_tokens and any(self.num_draft_tokens):
             rows = rows_of(tuple(self.num_draft_tokens), self.device)
             keys, positions = keys[rows.owner_array], positions[rows.owner_array] + rows.column_array
-        return _start_array(keys, positions)
+        return _start(keys, positions)
 
 
 def check_device(device: torch.device | str) -> None:
@@ -157,10 +147,8 @@ def check_device(device: torch.device | str) -> None:
 
     Words must be equal and exponentials close, including small ones: log(1 + x) must not be 0 for x below 2**-24.
     """
-    keys = torch.tensor([to_int64(STRIDE * i) for i in range(1, 65)])
-    positions = torch.arange(64, dtype=torch.int32)
-    starts = _start(keys.to(device), positions.to(device))
-    if not torch.equal(_words(starts, 64).cpu(), _words(_start(keys, positions), 64)):
+    starts = torch.from_numpy(_start(np.array([to_int64(STRIDE * i) for i in range(1, 65)]), np.arange(64)))
+    if not torch.equal(_words(starts.to(device), 64).cpu(), _words(starts, 64)):
         raise RuntimeError(
             f"64-bit integers on {device} do not wrap as on the CPU, so seeded verification would sample from "
             "a wrong distribution there: use verify: rejection"

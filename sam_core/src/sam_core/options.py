@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 INTERFACE = __version__.rpartition(".")[0]
 """major.minor of this version. It changes whenever a function changes that the engine patches call."""
 
-RULES: tuple[Rule, ...] = ("oldest", "newest", "count", "suffix", "blend")
+RULES: tuple[Rule, ...] = ("oldest", "newest", "suffix", "blend")
 SOURCES: tuple[Source, ...] = ("request", "group", "history", "common")
 SwitchName = Literal["batch", "auto"]
 SWITCHES: tuple[str, ...] = get_args(SwitchName)

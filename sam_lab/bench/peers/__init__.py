@@ -32,8 +32,8 @@ class PythonBatch:
 
 BATCHES = {"python": PythonBatch, "arctic": ArcticBatch, "ngram": NgramBatch, "sglang": SglangBatch}
 DRAFTERS = {
-    "python": lambda k, tree, private: AutomatonDrafter(),
-    "arctic": lambda k, tree, private: ArcticDrafter(private),
-    "ngram": lambda k, tree, private: NgramDrafter(),
+    "python": lambda k, private: AutomatonDrafter(),
+    "arctic": lambda k, private: ArcticDrafter(private),
+    "ngram": lambda k, private: NgramDrafter(),
     "sglang": SglangDrafter,
 }

@@ -61,16 +61,9 @@ class ArcticDrafter(OneByOne):
         trees.add_active_response(request, text[size : size + len(tokens)])
         self.texts[request][2] += len(tokens)
 
-    def _draft(self, request, k, tree):
-        trees, text, size = self.texts[request]
-        return trees.speculate(request, text[max(size - self.depth, 0) : size], k, 1.0, 1e6, 0.0, tree)
-
     def propose(self, request, k):
-        return self._draft(request, k, False).token_ids
-
-    def propose_tree(self, request, n):
-        draft = self._draft(request, n, True)
-        return draft.token_ids, draft.parents
+        trees, text, size = self.texts[request]
+        return trees.speculate(request, text[max(size - self.depth, 0) : size], k, 1.0, 1e6, 0.0, False).token_ids
 
     def finish(self, request):
         self.texts.pop(request)[0].stop_request(request)

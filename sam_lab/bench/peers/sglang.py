@@ -85,15 +85,15 @@ def _offsets(rows):
 class SglangDrafter:
     """The trie in the replay, with prompts, which SGLang leaves out; private: emptied after each request or group."""
 
-    def __init__(self, k, tree, private):
+    def __init__(self, k, private):
         corpus_class()
-        self.n, self.breadth, self.private = k, BREADTH if tree else 1, private
+        self.n, self.private = k, private
         self.trie: Any = None
         self.texts = {}
 
     def start(self, request, prompt_ids, group):
         if self.trie is None:
-            self.trie = Trie(NODES // 5 if self.private else NODES, self.n, self.breadth)
+            self.trie = Trie(NODES // 5 if self.private else NODES, self.n, breadth=1)
         self.texts[request] = [np.empty(MODEL_LEN, np.int32), 0, group]
         self.append_many([request], [prompt_ids])
 
@@ -119,9 +119,6 @@ class SglangDrafter:
 
     def propose_many(self, requests, k):
         return [longest_path(*draft) for draft in self._drafts(requests)]
-
-    def propose_tree_many(self, requests, n):
-        return list(self._drafts(requests))
 
     def finish(self, request):
         if self.texts.pop(request)[2] is None:

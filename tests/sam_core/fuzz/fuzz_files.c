@@ -160,8 +160,8 @@ static void use_groups(pool *p) {
         for (int32_t i = 0; i < 3; i++) {
             int32_t number = (int32_t)slot, tokens[2] = {i, i % 2}, count = 2, k = 5, draft[RULE_MAX_DRAFT];
             uint32_t drafted;
-            CHECK(checked_step(p, &number, 1, tokens, 2, &count, &k, true, turn % 2, true, 5, draft,
-                               &drafted) == POOL_OK);
+            CHECK(checked_step(p, &number, 1, tokens, 2, &count, &k, true, true, 5, draft, &drafted) ==
+                  POOL_OK);
         }
         check_pool(p);
         CHECK(pool_close(p, slot, turn < 2, &error) == POOL_OK);
@@ -259,19 +259,20 @@ static void use_corpus(const corpus *c, input *in) {
 static void draft_from_corpus(input *in) {
     static pool p;
     damaged_corpus = true;
-    for (int rule = RULE_OLDEST; rule <= RULE_BLEND; rule++) {
+    static const rule_name rules[] = {RULE_OLDEST, RULE_NEWEST, RULE_SUFFIX, RULE_BLEND};
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         corpus c;
         const char *reason;
         uint32_t slot, drafted = 0;
         int32_t draft[RULE_MAX_DRAFT];
         CHECK(corpus_open(&c, "file", &reason) == CORPUS_OK);
-        CHECK(pool_init(&p, PLENTY, (rule_name)rule, 1 << RULE_REQUEST, &c, 0));
+        CHECK(pool_init(&p, PLENTY, rules[i], 1 << RULE_REQUEST, &c, 0));
         CHECK(pool_open(&p, NULL, 0, POOL_PRIVATE, NULL, 0, &slot) == POOL_OK);
         for (uint32_t turn = 0; turn < 8; turn++) {
             uint32_t byte = next_byte(in);
             int32_t number = (int32_t)slot, token = byte & 1 && drafted ? draft[0] : (int32_t)(byte / 2 % 8);
             int32_t count = 1, k = (int32_t)(byte % (RULE_MAX_DRAFT + 1));
-            CHECK(checked_step(&p, &number, 1, &token, 1, &count, &k, true, byte & 64, true, (size_t)k, draft,
+            CHECK(checked_step(&p, &number, 1, &token, 1, &count, &k, true, true, (size_t)k, draft,
                                &drafted) == POOL_OK);
         }
         check_pool(&p);

@@ -140,8 +140,8 @@ static void step(state *s, input *in) {
     }
     if (form & 4 && width)
         k[0] = (int32_t)width;
-    pool_status status = checked_step(&s->p, slots, rows, tokens, size, counts, k, form & 4, form & 1,
-                                      form & 2, width, s->draft, &s->drafted);
+    pool_status status = checked_step(&s->p, slots, rows, tokens, size, counts, k, form & 4, form & 2, width,
+                                      s->draft, &s->drafted);
     CHECK(status == POOL_OK || (status == POOL_NO_MEMORY && fail_at >= 0));
 }
 
@@ -292,6 +292,7 @@ static void set_extreme_weights(rule_model *m) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static const rule_name rules[] = {RULE_OLDEST, RULE_NEWEST, RULE_BLEND, RULE_SUFFIX, RULE_BLEND};
     static const float thresholds[] = {0, 0, 0.01f, 0.5f};
     static state s;
     input in = {data, size};
@@ -308,7 +309,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     CHECK(live_blocks == 0);
     is_hashed = true;
     s.count = s.tokens = s.drafted = 0;
-    CHECK(start_pool(&s.p, second & 16 ? pool_min_bytes() + limit : PLENTY, (rule_name)(first % 5), sources,
+    CHECK(start_pool(&s.p, second & 16 ? pool_min_bytes() + limit : PLENTY, rules[first % 5], sources,
                      second & 8, thresholds[first / 5 % 4]));
     if (first & 128) // automata are fed a few tokens at a time
         s.p.step.slice = s.p.step.off_slice = 1 + second / 64 * 20;

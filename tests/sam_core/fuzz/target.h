@@ -123,13 +123,12 @@ static pool_tokens as_table(const int32_t *tokens, size_t rows, const int32_t *c
 // Returns the first row's draft in *first, which has room.
 static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens,
                                 size_t token_count, const int32_t *counts, const int32_t *k, bool uniform_k,
-                                bool tree, bool scored, size_t width, int32_t *first, uint32_t *first_size) {
+                                bool scored, size_t width, int32_t *first, uint32_t *first_size) {
     int32_t *out = malloc(rows * width * sizeof(int32_t)), *lengths = malloc(rows * sizeof(int32_t));
-    int32_t *parents = tree ? malloc(rows * width * sizeof(int32_t)) : NULL;
     float *scores = scored ? malloc(rows * width * sizeof(float)) : NULL;
     int32_t *sources = scored ? malloc(rows * width * sizeof(int32_t)) : NULL;
     int32_t *matches = scored ? malloc(rows * width * sizeof(int32_t)) : NULL;
-    pool_drafts drafts = {out, parents, scores, lengths, width, sources, matches, token_count % 4 > 1};
+    pool_drafts drafts = {out, scores, lengths, width, sources, matches, token_count % 4 > 1};
     bool is_table = token_count % 2;
     size_t sum = 0;
     for (size_t i = 0; i < rows; i++) {
@@ -150,21 +149,14 @@ static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, cons
         CHECK(lengths[row] >= 0 && lengths[row] <= k[uniform_k ? 0 : row]);
         size_t drafted = (size_t)lengths[row];
         add_to_hash(out + row * width, drafted * sizeof(int32_t));
-        if (tree)
-            add_to_hash(parents + row * width, drafted * sizeof(int32_t));
         if (scored)
             add_to_hash(scores + row * width, drafted * sizeof(float));
         for (size_t i = row * width, end = i + drafted; i < end; i++) {
-            int32_t at = (int32_t)(i - row * width);
             CHECK(out[i] >= 0 && (!damaged_corpus || out[i] < 8 || (uint32_t)out[i] <= p->corpus.largest));
-            CHECK(!tree || (parents[i] >= -1 && parents[i] < at));
-            int32_t parent = tree ? parents[i] : at - 1;
-            CHECK(!scored || (scores[i] >= p->options.min_prob &&
-                              scores[i] <= (parent < 0 ? 1 : scores[row * width + (size_t)parent])));
+            CHECK(!scored ||
+                  (scores[i] >= p->options.min_prob && scores[i] <= (i == row * width ? 1 : scores[i - 1])));
             CHECK(!scored || (sources[i] >= 0 && sources[i] < RULE_SOURCES && matches[i] >= 0));
             CHECK(!p->options.vocab_size || (uint32_t)out[i] < p->options.vocab_size);
-            for (size_t j = row * width; tree && !damaged_corpus && j < i; j++)
-                CHECK(out[i] != out[j] || parents[i] != parents[j]);
         }
     }
     *first_size = 0;
@@ -175,7 +167,6 @@ static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, cons
     }
     free(out);
     free(lengths);
-    free(parents);
     free(scores);
     free(sources);
     free(matches);

@@ -4,7 +4,7 @@
 To learn how drafts come about, read in this order:
     automaton   what of earlier text a text ends with, and what followed it
     model       how likely a token is to follow, given how often it did
-    rules       from both to a chain or a tree of tokens, and back from what came to what was learned
+    rules       from both to a chain of tokens, and back from what came to what was learned
     pool        requests, their groups, and what these remember
 
 All of it is integer arithmetic, so the same calls give the same drafts, scores and tables as the C, bit for bit. It is

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 MAX_MATCH = 64  # tokens; but for "oldest", longer matches count as matches of their last 64 tokens
-FREQUENT = 24  # most frequent tokens that an index keeps ready
 
 Place = tuple[int, int]  # number of a text, position in it
 
@@ -54,7 +53,7 @@ class Index:
         self.root = State(0, None)
         self.appended = 0
         self.came: Counter[int] = Counter()
-        self.frequent: list[tuple[int, int]] = []  # (token, count), the most frequent first, the newest first on a tie
+        self.frequent = (-1, 0)  # the most frequent token, the newest on a tie, and its count
 
     def append(self, last: State, text: int, position: int, older: bool = False) -> State:
         """Append the token at `position` of text number `text`, whose state so far is `last`; return the new state.
@@ -66,9 +65,8 @@ class Index:
         self._mark(last, token, (text, position), older)
         self.appended += 1
         self.came[token] += 1
-        others = [entry for entry in self.frequent if entry[0] != token]
-        others.insert(sum(count + older > self.came[token] for _, count in others), (token, self.came[token]))
-        self.frequent = others[:FREQUENT]
+        if self.came[token] >= self.frequent[1] + older:
+            self.frequent = token, self.came[token]
         return state
 
     def _extend(self, last: State, token: int, place: Place) -> State:
@@ -90,9 +88,7 @@ class Index:
             return q
         clone = State(p.length + 1, q.end)
         clone.again = True
-        # The C copies the list of edges, which has the newest first, by putting one after the other in front.
-        edges = list(q.edges.items())
-        clone.edges = dict(edges[:1] + edges[:0:-1])
+        clone.edges = dict(q.edges)
         clone.counts = dict(q.counts)
         clone.best, clone.place = q.best, q.place
         clone.link, q.link = q.link, clone
@@ -151,15 +147,3 @@ class Index:
     def newest(self, state: State) -> int:
         """The token that followed last (of an "oldest" index: first), -1 if none did."""
         return self.texts[state.place[0]][state.place[1]] if state.place else -1
-
-    def candidates(self, state: State, most: int) -> list[tuple[int, int]]:
-        """Up to `most` successors of a state with how often each followed.
-
-        The best, the newest, then those that followed for the first time most recently, as far as the state's list
-        tells: its first edge is always the last of it, and a state split off another has the other's list reversed.
-        """
-        if not state.counts:
-            return []
-        first, *others = state.edges
-        order = dict.fromkeys([state.best, self.newest(state), *reversed(others), first])
-        return [(token, state.counts[token]) for token in order][:most]

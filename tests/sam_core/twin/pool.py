@@ -238,13 +238,11 @@ class Pool:
         text = self._slots[slot].text
         return text.prompt_size if text else 0
 
-    def step(
-        self, slots, tokens, counts, k, out, lengths, scores, parents, starts, sources, match_lengths, index_later
-    ):
+    def step(self, slots, tokens, counts, k, out, lengths, scores, starts, sources, match_lengths, index_later):
         self.catch_up()
         numbers, counts = slots.tolist(), counts.tolist()
         k = k.tolist() if isinstance(k, np.ndarray) else [k] * len(numbers)
-        arrays = {"token": out, "score": scores, "parent": parents, "source": sources, "match_length": match_lengths}
+        arrays = {"token": out, "score": scores, "source": sources, "match_length": match_lengths}
         at = 0
         for row, (number, count) in enumerate(zip(numbers, counts, strict=True)):
             added = tokens[at : at + count] if starts is None else tokens[row, starts[row] : starts[row] + count]
@@ -260,7 +258,7 @@ class Pool:
             self.catch_up()
         for row, number in enumerate(numbers):
             slot = self._slots[number]
-            record = self._draft(slot, k[row], parents is not None) if k[row] and slot.text else rules.Record()
+            record = self._draft(slot, k[row]) if k[row] and slot.text else rules.Record()
             lengths[row] = len(record.drafted)
             for name, array in arrays.items():
                 if array is not None:
@@ -355,7 +353,7 @@ class Pool:
         if slot.group:
             slot.group.catch_up(slot.text, work)
 
-    def _draft(self, slot: _Slot, k: int, tree: bool) -> rules.Record:
+    def _draft(self, slot: _Slot, k: int) -> rules.Record:
         group, index, match, past = slot.group, [None, None], [(None, 0), (None, 0)], 0
         if slot.request and len(slot.text.tokens) - slot.fed <= AHEAD:
             index[0] = slot.request
@@ -369,7 +367,7 @@ class Pool:
         context = rules.Context(
             index, match, past, self._corpus, slot.corpus_at, common, slot.isolated, last, self._vocab_size
         )
-        slot.record = record = rules.draft(self.model, self._rule, context, k, self.min_prob, tree)
+        slot.record = record = rules.draft(self.model, self._rule, context, k, self.min_prob)
         for at, made in enumerate(record.drafted):
             self._drafts[made.source] += at == 0
             self._drafted[made.source] += 1

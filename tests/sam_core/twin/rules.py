@@ -7,7 +7,6 @@ is an integer, of PATH_ONE.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,10 +18,9 @@ from twin.automaton import Index, State, shorter
 from twin.model import COMMON, CORPUS, GROUP, HISTORY, REQUEST, Model
 
 MAX_DRAFT = 64
-MAX_CANDIDATES = 24  # of the end of the text
+MAX_CANDIDATES = 13  # of the end of the text
 DEEP_CANDIDATES = 5  # of a node below
-MORE = 6  # candidates that a match names for a tree
-COPIES = 8
+MORE = 6  # tokens after a match in a corpus that are looked up
 SHORT_MATCH = 4  # tokens; successors are used only if no match has more
 ALPHA = 4  # of `suffix`, SuffixDecoding's alpha: a match of p tokens drafts at most ALPHA * p
 PATH_ONE = 1 << 30
@@ -55,28 +53,20 @@ class Context:
 
 @dataclass
 class Match:
-    """A string that the text ends with and that stood in a source, with what followed it.
-
-    `counts` has the successors that were looked up, the most frequent first: of an index all that the C lists.
-    """
+    """A string that the text ends with and that stood in a source, with what followed it, as far as it is looked up."""
 
     source: int
     rank: int  # among the matches of the source
     length: int
     followed: int  # occurrences that a token follows
+    best: int
     newest: int  # the token that followed last; -1 in a corpus, which has no such order
     counts: dict[int, int]
-    state: State | None = None
-
-    @property
-    def best(self) -> int:
-        return next(iter(self.counts))
 
     def bin(self, token: int) -> int:
         """The bin of a candidate."""
-        count = (self.state.counts if self.state else self.counts).get(token, 0)
         first = M.match_bins(self.source, self.rank, self.length)
-        return M.counted_bin(first, count, self.followed, token == self.newest)
+        return M.counted_bin(first, self.counts.get(token, 0), self.followed, token == self.newest)
 
     @property
     def input(self) -> int:
@@ -101,18 +91,12 @@ class Node:
     """A token of a draft in the making, or the end of the text, with what may follow it."""
 
     token: int
-    parent: Node | None
     path: int  # probability of the path to the node
-    draft: int  # number of its token in the draft, -1: the end of the text
     depth: int
     match: list[tuple[State | None, int]]
     corpus: list[tuple[int, int, int]]
     last: tuple[int, ...]
-    considered: bool = False
     candidates: list[Candidate] = field(default_factory=list)
-    drafted: set[int] = field(default_factory=set)  # numbers of candidates
-    best: int = 0  # candidate to be drafted next
-    best_path: int = 0  # its path's probability; 0: none is left
 
     def name(self, most: int, token: int, source: int) -> Candidate | None:
         """The candidate for `token`, a new one if need be; None if there are `most` already."""
@@ -122,18 +106,11 @@ class Node:
             self.candidates.append(found)
         return found
 
-    def find_best(self) -> None:
-        """Find the most probable candidate that is not drafted yet, the first on a tie."""
-        left = [number for number in range(len(self.candidates)) if number not in self.drafted]
-        self.best = max(left, key=lambda number: self.candidates[number].probability, default=-1)
-        self.best_path = times(self.path, self.candidates[self.best].probability) if left else 0
-
 
 class Drafted(NamedTuple):
     """A token of a draft, with the probability of the path to it and the bin that this was read from."""
 
     token: int
-    parent: int
     path: int
     source: int
     bin_number: int
@@ -170,15 +147,15 @@ def times(path: int, probability: int) -> int:
     return path * probability // M.ONE
 
 
-def draft(model: Model, rule: str, context: Context, k: int, min_prob: float, tree: bool) -> Record:
-    """Draft a chain or tree of at most k <= MAX_DRAFT tokens that ends before a path falls below `min_prob`, 0 .. 1."""
+def draft(model: Model, rule: str, context: Context, k: int, min_prob: float) -> Record:
+    """Draft a chain of at most k <= MAX_DRAFT tokens that ends before a path falls below `min_prob`, 0 .. 1."""
     floor = int(float(np.float32(min_prob)) * PATH_ONE)
-    if rule in ("count", "blend"):
-        record = _Walk(model, rule, context, tree, floor).draft(k)
+    if rule == "blend":
+        record = _Walk(model, context, floor).draft(k)
     elif rule == "suffix":
-        record = _draft_suffix(model, context, k, floor, tree)
+        record = _draft_suffix(model, context, k, floor)
     else:
-        record = _draft_copies(model, context, k, floor, tree)
+        record = _draft_copy(model, context, k, floor)
     foreign = [at for at, made in enumerate(record.tokens) if 0 < context.vocab_size <= made.token]
     if foreign:
         del record.tokens[foreign[0] :]
@@ -196,26 +173,18 @@ def learn(model: Model, rule: str, record: Record, tokens: list[int], accepted: 
         for token in tokens:
             model.learn_successor(last, token)
             last = (token, *last[:-1])
-    at = -1  # drafted token that came true last
-    for token in tokens:
-        came = None
-        for number, made in enumerate(record.tokens):
-            if made.parent == at:
-                outcome = made.token == token
-                came = number if outcome else came
-                if rule != "blend":
-                    model.bins[made.bin_number] = M.updated(model.bins[made.bin_number], outcome)
-        if came is None or came == len(record.drafted):
+    for number, (made, token) in enumerate(zip(record.tokens, tokens, strict=False)):
+        outcome = made.token == token
+        if rule != "blend":
+            model.bins[made.bin_number] = M.updated(model.bins[made.bin_number], outcome)
+        if not outcome or number == len(record.drafted):
             break
-        accepted[record.tokens[came].source] += 1
-        at = came
-    node = record.nodes[0] if record.nodes and rule == "blend" else None
-    for token in tokens:
-        if node is None:
+        accepted[made.source] += 1
+    for number, (node, token) in enumerate(zip(record.nodes, tokens, strict=False)):
+        if number and node.token != tokens[number - 1]:
             break
         for candidate in node.candidates:
             _learn_candidate(model, candidate, candidate.token == token, record.isolated)
-        node = next((n for n in record.nodes if n.parent is node and n.token == token), None)
 
 
 def _learn_candidate(model: Model, candidate: Candidate, outcome: bool, isolated: bool) -> None:
@@ -238,14 +207,14 @@ def _moved(weight: int, by: int) -> int:
     return max(-M.MOST_WEIGHT, min(weight, M.MOST_WEIGHT))
 
 
-# ---- `count` and `blend`
+# ---- `blend`
 
 
 class _Walk:
     """A draft that is matched again at every token: its nodes, the end of the text first."""
 
-    def __init__(self, model: Model, rule: str, context: Context, tree: bool, floor: int) -> None:
-        self.model, self.rule, self.context, self.tree = model, rule, context, tree
+    def __init__(self, model: Model, context: Context, floor: int) -> None:
+        self.model, self.context = model, context
         corpus: list[tuple[int, int, int]] = []
         if context.corpus:
             at, size = context.corpus_at, 0
@@ -254,38 +223,32 @@ class _Walk:
                 if high - low != size and len(corpus) < M.RANKS:
                     corpus.append((low, high, length))
                 size = high - low
-        self.nodes = [Node(-1, None, PATH_ONE, -1, 0, context.match, corpus, context.last)]
+        self.nodes = [Node(-1, PATH_ONE, 0, context.match, corpus, context.last)]
         self.record = Record(floor, last=context.last, isolated=context.isolated)
 
     def draft(self, k: int) -> Record:
         while len(self.record.tokens) < k and not self.record.cut:
-            # A node that is not considered yet can offer at most its own path's probability.
-            nodes = self.nodes if self.tree else self.nodes[-1:]
-            best = max(nodes, key=lambda node: node.best_path if node.considered else node.path)
-            if not best.considered:
-                self._consider(best)
-            elif best.best_path:
-                self._emit_best(best)
-                best.find_best()
-            else:
+            node = self.nodes[-1]
+            self._consider(node)
+            best = max(node.candidates, key=lambda candidate: candidate.probability, default=None)  # the first on a tie
+            path = times(node.path, best.probability) if best else 0
+            if not path:
                 break
-        if self.rule == "blend" and self.record.tokens:  # `count` learns from what it drafted alone
+            self._emit(node, best, path)
+        if self.record.tokens:
             self.record.nodes = self.nodes
         return self.record
 
-    def _emit_best(self, node: Node) -> None:
-        """Draft the best candidate of a node and add the node behind it."""
-        candidate, context = node.candidates[node.best], self.context
-        source = candidate.source
+    def _emit(self, node: Node, candidate: Candidate, path: int) -> None:
+        """Draft a candidate of the last node and add the node behind it."""
+        context, source = self.context, candidate.source
         if source == GROUP and context.past:
             state, length = node.match[GROUP]
             if context.followed_in_past(state if length else context.index[GROUP].root, candidate.token):
                 source = HISTORY
         length = self._match_length(node, candidate)
-        number, bin_number = len(self.record.tokens), candidate.inputs[0][0]
-        self.record.tokens.append(Drafted(candidate.token, node.draft, node.best_path, source, bin_number, length))
-        node.drafted.add(node.best)
-        self.nodes.append(Node(candidate.token, node, node.best_path, number, node.depth + 1, [], [], ()))
+        self.record.tokens.append(Drafted(candidate.token, path, source, candidate.inputs[0][0], length))
+        self.nodes.append(Node(candidate.token, path, node.depth + 1, [], [], ()))
 
     def _match_length(self, node: Node, candidate: Candidate) -> int:
         """Tokens of the longest match in the candidate's source that it continues; 0: a successor or only frequent."""
@@ -296,80 +259,52 @@ class _Walk:
             return next(match[2] for match in node.corpus if context.corpus.extend(match, token))
         return next((size for at, size in shorter(*node.match[candidate.source]) if token in at.edges), 0)
 
-    def _consider(self, node: Node) -> None:
-        if node.depth:
-            self._advance(node)
-        node.considered = True
-        (self._consider_count if self.rule == "count" else self._consider_blend)(node)
-        node.find_best()
-
-    def _advance(self, node: Node) -> None:
-        """Move the matches of a node's parent on by the node's token."""
-        parent, token = node.parent, node.token
-        node.last = (token, *parent.last[:-1])
-        pairs = zip(self.context.index, parent.match, strict=True)
+    def _advance(self, before: Node, node: Node) -> None:
+        """Move the matches of the node before on by the node's token."""
+        token = node.token
+        node.last = (token, *before.last[:-1])
+        pairs = zip(self.context.index, before.match, strict=True)
         node.match = [index.advance(*match, token) if match[1] else (None, 0) for index, match in pairs]
         size = 0
-        for match in parent.corpus:
+        for match in before.corpus:
             longer = self.context.corpus.extend(match, token)
             if longer and longer[1] - longer[0] != size:
                 node.corpus.append(longer)
                 size = longer[1] - longer[0]
 
-    def _matches(self, node: Node, most: int) -> list[Match]:
-        """Up to `most` of each source: the longest that something followed, then those with more occurrences."""
+    def _matches(self, node: Node) -> list[Match]:
+        """Up to M.RANKS of each source: the longest that something followed, then those with more occurrences."""
         found: list[Match] = []
         for source in (REQUEST, GROUP):
             index, rank, followed = self.context.index[source], 0, 0
             for state, length in shorter(*node.match[source]):
-                if rank < most and state.followed != followed:
+                if rank < M.RANKS and state.followed != followed:
                     followed = state.followed
-                    counts = dict(index.candidates(state, MORE))
-                    found.append(Match(source, rank, length, followed, index.newest(state), counts, state))
+                    newest = index.newest(state)
+                    found.append(Match(source, rank, length, followed, state.best, newest, state.counts))
                     rank += 1
         followed = [(at, counts) for at in node.corpus if (counts := dict(self.context.corpus.next(at, MORE)))]
-        for rank, ((low, high, length), counts) in enumerate(followed[:most]):
-            found.append(Match(CORPUS, rank, length, high - low, -1, counts))
+        for rank, ((low, high, length), counts) in enumerate(followed[: M.RANKS]):
+            found.append(Match(CORPUS, rank, length, high - low, next(iter(counts)), -1, counts))
         return found
 
-    def _consider_count(self, node: Node) -> None:
-        """The longest match that something followed, the first source's on a tie, names the candidates."""
-        matches = self._matches(node, 1)
-        for match in [max(matches, key=lambda match: match.length)] if matches else []:
-            most = DEEP_CANDIDATES if self.tree else 1
-            for token in (match.best, match.newest, *match.counts) if self.tree else (match.best,):
-                node.name(most, token, match.source)
-            for candidate in node.candidates:
-                bin_number = match.bin(candidate.token)
-                candidate.probability = M.probability(self.model.bins[bin_number])
-                candidate.inputs.append((bin_number, match.input, 0))
-
-    def _consider_blend(self, node: Node) -> None:
+    def _consider(self, node: Node) -> None:
         """Up to M.RANKS matches of each source and a successor name candidates and vote on all of them."""
-        matches = self._matches(node, M.RANKS)
+        if node.depth:
+            self._advance(self.nodes[-2], node)
+        matches = self._matches(node)
         most = DEEP_CANDIDATES if node.depth else MAX_CANDIDATES
         for match in sorted(matches, key=lambda match: match.rank):
             node.name(most, match.best, match.source)
             node.name(most, match.newest, match.source)
-        if self.tree and node.path > PATH_ONE // 4:
-            for match in matches:
-                for token in match.counts:
-                    node.name(most, token, match.source)
         shared_source = GROUP if self.context.index[GROUP] else REQUEST
         shared = self.context.index[shared_source]
         order, successor, times = self._successor(node, shared)
         node.name(most, successor, COMMON if self.context.common else shared_source)
         named = len(node.candidates)  # by a match or successor; what is only frequent asks no match
-        if shared and (self.tree or not named):
-            wanted = 1
-            if self.tree and node.depth:
-                wanted = 0 if named else 3
-            elif self.tree:
-                wanted = 8 if node.match[shared_source][1] >= 4 else len(shared.frequent)
-            for token, count in shared.frequent[:wanted]:
-                candidate = node.name(most, token, shared_source)
-                if candidate:
-                    candidate.share = count
+        if shared and shared.frequent[1] and not named:
+            token, count = shared.frequent
+            node.name(most, token, shared_source).share = count
         kind = 0 if node.depth == 0 else 1 if node.depth < 3 else 2
         lengths = node.match[REQUEST][1], node.match[GROUP][1], node.corpus[0][2] if node.corpus else 0
         request, group, corpus = (M.class_of(length, M.COARSE_CLASSES) for length in lengths)
@@ -381,7 +316,7 @@ class _Walk:
             if successor >= 0 and number < named:
                 bin_number = M.successor_bin(order, times, candidate.token == successor)
                 self._add_input(candidate, bin_number, M.SUCCESSOR_INPUT)
-            if shared and (self.tree or not matches):
+            if shared and not matches:
                 self._add_input(candidate, M.share_bin(candidate.share, shared.appended), M.SHARE_INPUT)
             self._mix(node, candidate)
 
@@ -417,74 +352,38 @@ class _Walk:
 # ---- `oldest` and `newest`
 
 
-@dataclass
-class _Copy:
-    """What followed a match: `tokens`, of which `depth` were drafted up to drafted token `node`."""
-
-    source: int
-    length: int  # of the match
-    tokens: list[int]
-    past: bool = False
-    node: int = -1
-    depth: int = 0
-    path: int = PATH_ONE
-
-
-def _find_copy(context: Context, source: int, most: int) -> _Copy | None:
-    """The longest match of at most `most` tokens in one source, with what followed it."""
+def _find_copy(context: Context, source: int) -> tuple[int, int, list[int]]:
+    """The length of the longest match in one source, the source or HISTORY, and what followed it; 0: none."""
     if source == CORPUS:
         corpus = context.corpus
-        for length in range(min(len(context.corpus_at) - 1, most) if corpus else 0, 0, -1):
+        for length in range(len(context.corpus_at) - 1 if corpus else 0, 0, -1):
             # `newest` has no order to go by in a corpus: both rules take the first occurrence.
             at = corpus.first((*context.corpus_at[length], length))
             tokens = [int(token) for token in corpus.tokens[at : at + MAX_DRAFT]]
             tokens = tokens[: tokens.index(END)] if END in tokens else tokens
             if tokens:
-                return _Copy(source, length, tokens)
-        return None
+                return length, source, tokens
+        return 0, source, []
     for state, length in shorter(*context.match[source]):
-        if length <= most and state.place:
+        if state.place:
             text, position = state.place
+            past = source == GROUP and text < context.past
             tokens = context.index[source].texts[text][position : position + MAX_DRAFT]
-            return _Copy(source, length, tokens, past=source == GROUP and text < context.past)
-    return None
+            return length, HISTORY if past else source, tokens
+    return 0, source, []
 
 
-def _find_copies(context: Context, wanted: int) -> list[_Copy]:
-    """The longest matches of all sources, the first source on a tie; of one source each is shorter than the last."""
-    copies: list[_Copy] = []
-    most = {REQUEST: 1 << 32, GROUP: 1 << 32, CORPUS: 1 << 32}
-    while len(copies) < wanted:
-        found = [copy for source in most if (copy := _find_copy(context, source, most[source]))]
-        if not found:
+def _draft_copy(model: Model, context: Context, k: int, floor: int) -> Record:
+    """A copy of what followed the longest match of all sources, the first source's on a tie."""
+    copies = [(*_find_copy(context, source), source) for source in (REQUEST, GROUP, CORPUS)]
+    longest, source, tokens, bin_source = max(copies, key=lambda copy: copy[0])
+    record, path = Record(floor), PATH_ONE
+    for depth, token in enumerate(tokens[:k]):  # `depth` counts once more in the place of a count's class
+        bin_number = M.copied_bin(bin_source, longest, depth)
+        path = times(path, M.probability(model.bins[bin_number]))
+        if not path or record.cut:
             break
-        copies.append(max(found, key=lambda copy: copy.length))
-        most[copies[-1].source] = copies[-1].length - 1
-    return copies
-
-
-def _draft_copies(model: Model, context: Context, k: int, floor: int, tree: bool) -> Record:
-    """Copies go on side by side, always the one whose next token is most probable; equal beginnings are one."""
-    record, copies = Record(floor), _find_copies(context, COPIES if tree else 1)
-    while len(record.tokens) < k and not record.cut:
-        offers = []
-        for copy in copies:
-            if copy.depth < len(copy.tokens):
-                # `depth` counts once more in the place of a count's class.
-                bin_number = M.copied_bin(copy.source, copy.length, copy.depth)
-                offers.append((times(copy.path, M.probability(model.bins[bin_number])), bin_number, copy))
-        path, bin_number, best = max(offers, key=lambda offer: offer[0], default=(0, 0, None))
-        if not path:
-            break
-        made = best.tokens[best.depth], best.node
-        pairs = [(drafted.token, drafted.parent) for drafted in record.tokens]
-        if made not in pairs:
-            pairs.append(made)
-            source = HISTORY if best.past else best.source
-            record.tokens.append(Drafted(*made, path, source, bin_number, best.length + best.depth))
-        best.depth += 1
-        best.node = pairs.index(made)
-        best.path = record.tokens[best.node].path
+        record.tokens.append(Drafted(token, path, source, bin_number, longest + depth))
     return record
 
 
@@ -500,11 +399,12 @@ class _String:
     state: State | None
     at: tuple[int, int, int] | None
 
-    def children(self, context: Context) -> tuple[list[tuple[int, int]], int]:
-        """The most frequent tokens after the string with their counts, and how many tokens followed in all."""
+    def best(self, context: Context) -> tuple[int, int, int]:
+        """The most frequent token after the string, its count, and how many tokens followed in all; 0: none did."""
         if self.source == CORPUS:
-            return context.corpus.next(self.at, MORE), self.at[1] - self.at[0]
-        return context.index[self.source].candidates(self.state, MORE), self.state.followed
+            (token, count), *_ = context.corpus.next(self.at, 1) or [(-1, 0)]
+            return token, count, self.at[1] - self.at[0]
+        return self.state.best, self.state.counts.get(self.state.best, 0), self.state.followed
 
     def descend(self, context: Context, token: int) -> _String:
         if self.source == CORPUS:
@@ -513,33 +413,23 @@ class _String:
         return _String(self.source, length, state, None)
 
 
-def _expand(model: Model, context: Context, start: _String, most: int, tree: bool) -> tuple[int, list[Drafted]]:
-    """ExpandSpeculationTree of the paper's algorithm 1, from one string; a chain never leaves its last token.
+def _expand(model: Model, context: Context, string: _String, most: int) -> tuple[int, list[Drafted]]:
+    """ExpandSpeculationTree of the paper's algorithm 1 for a chain: from one string, always by the most frequent token.
 
-    Of each string only the first MORE children that `Index.candidates` or `Corpus.next` name are offered. Returns the
-    sum of the shares of the tokens (D of the paper), of PATH_ONE, and the draft.
+    Returns the sum of the shares of the tokens (D of the paper), of PATH_ONE, and the draft.
     """
-    score, made, offered, string, share = 0, [], 0, start, PATH_ONE
-    offers: list[tuple] = []  # a heap: the largest share first, the first offered on a tie
-    while True:
-        offers = offers if tree else []
-        children, followed = string.children(context)
-        for token, count in children:
-            offered += 1
-            heapq.heappush(
-                offers, (-(share * count // followed), offered, string, len(made) - 1, token, count, followed)
-            )
-        if len(made) == most or not offers or not offers[0][0]:
-            return score, made
-        share, _, string, parent, token, count, followed = heapq.heappop(offers)
-        share = -share
+    score, made, share, path = 0, [], PATH_ONE, PATH_ONE
+    while len(made) < most:
+        token, count, followed = string.best(context)
+        share = share * count // followed if count else 0
+        if not share:
+            break
         score += share
         bin_number = M.counted_bin(M.match_bins(string.source, 0, string.length), count, followed, False)
-        path = times(PATH_ONE if parent < 0 else made[parent].path, M.probability(model.bins[bin_number]))
-        made.append(
-            Drafted(token, parent, path, string.source, bin_number, string.at[2] if string.at else string.length)
-        )
+        path = times(path, M.probability(model.bins[bin_number]))
+        made.append(Drafted(token, path, string.source, bin_number, string.at[2] if string.at else string.length))
         string = string.descend(context, token)
+    return score, made
 
 
 def _strings(context: Context) -> list[_String]:
@@ -549,10 +439,10 @@ def _strings(context: Context) -> list[_String]:
     return strings + [_String(CORPUS, length, None, (*context.corpus_at[length], length)) for length in lengths]
 
 
-def _draft_suffix(model: Model, context: Context, k: int, floor: int, tree: bool) -> Record:
+def _draft_suffix(model: Model, context: Context, k: int, floor: int) -> Record:
     """GenerateCandidateTree: every match of every source is tried, the best score wins, the first on a tie."""
     record, strings = Record(floor), _strings(context)
-    tried = [(*_expand(model, context, each, min(k, ALPHA * each.length), tree), each) for each in strings]
+    tried = [(*_expand(model, context, each, min(k, ALPHA * each.length)), each) for each in strings]
     _, best, start = max(tried, key=lambda trial: trial[0], default=(0, [], None))
     past = best and best[0].source == GROUP and context.past
     past = past and context.followed_in_past(start.state, best[0].token)
