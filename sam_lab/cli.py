@@ -39,7 +39,7 @@ positive.__name__, non_negative.__name__ = "positive number", "non-negative numb
 
 
 def check_outputs(args: argparse.Namespace, *names: str) -> None:
-    """Check, as check_output does, the output files that the arguments `names` give, before the work begins.
+    """Call check_output for the files that the arguments `names` hold, before the work begins.
 
     Every other path in `args` counts as an input.
     """

@@ -94,10 +94,10 @@ class SamDrafter:
 
 
 class Watched(SamDrafter):
-    """Records each chain in the order in which they are verified.
+    """Records all drafts, in the order in which they are verified.
 
     Attributes:
-        positions: tokens of the answer before each draft.
+        positions: number of tokens of the answer before each draft.
         scores: float32 [k] of each draft, as `Pool.step` returns them, 0 after its end.
         accepted: number of accepted tokens of each draft.
     """

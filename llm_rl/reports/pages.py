@@ -108,13 +108,12 @@ def relabel(rows, labels):
 
 
 def variables(summary, article=False):
-    """The variables of the template; rows are lists of cells.
+    """The variables of the template; rows are lists of cells. article: whether the pictures show the article's curves.
 
     summary; arms, others: all runs of the summary, and those with speculation, each with its `name`; loads: machine
     load if it was busy; same_noise: whether all runs logged answers sampled by seed; engine_logged: whether all have
-    engine logs; quoted: the article's times if it has this recipe; article: the article's curves in the pictures, or
-    None; figures, times, gains, positions, drafts, training, differences, facts: rows; costs, sampled: rows by name of
-    the run; trees: tree ids.
+    engine logs; quoted: the article's times if it has this recipe; article: its curves, or None; figures, times, gains,
+    positions, drafts, training, differences, facts: rows; costs, sampled: rows by name of the run; trees: tree ids.
     """
     arms = [summary[arm] | {"name": NAMES[arm]} for arm in arms_of(summary)]
     others = arms[1:]

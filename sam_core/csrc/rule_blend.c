@@ -6,7 +6,7 @@
 
 enum { SHORT_MATCH = 4 }; // successors are used only if no match has more tokens
 
-// The candidate of a node for `token`, new if need be; NULL if there is no room for it.
+// Finds a node's candidate for `token`, or adds it with this source. NULL: there is no room for it, or no token.
 static candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, int32_t token, uint32_t source) {
     candidate *first = &d->candidates[n->first];
     for (uint32_t i = 0; i < n->count; i++)

@@ -253,7 +253,7 @@ class CostBench:
             row.note = f"after {size} tokens per row"
 
     def engine(self, count: int, switch: dict[str, Any]) -> Engine:
-        """An engine that drafts 3 tokens per request and step, whose table is wide enough."""
+        """An engine that drafts 3 tokens per request and step, with a table that lasts for all rounds."""
         table = ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
         return Engine(table, self.running, 3, **switch)
 

@@ -34,7 +34,12 @@ def feed(pool: sam_core.Pool, slots: np.ndarray, num_tokens: int) -> None:
 
 
 class SamBatch:
-    """Rows of one pool; with source `group`, each SIBLINGS rows form a group."""
+    """Rows of one pool; with source `group`, each SIBLINGS rows form a group.
+
+    Args:
+        table: tokens [rows, n].
+        size: the number of tokens per row that the pool has at first; `append` and `step` add the next one.
+    """
 
     def __init__(self, table: np.ndarray, size: int, sources: Sequence[Source], **options):
         rows = len(table)

@@ -78,7 +78,7 @@ def rounds_of(
 
     @cache
     def started(k: int) -> tuple[Tails, Tails]:
-        """Engines with memory for drafts of k tokens, at their start and in their tails."""
+        """Engines with memory for drafts of k tokens: before their first step, and where the tail begins."""
         loaded = engines(plan, lengths, k)
         fresh = Tails(plan, cost, tuple(engine.copy() for engine in loaded), plan.slots)
         return fresh, Tails.of(plan, cost, loaded, max(late, default=plan.threshold))

@@ -37,7 +37,7 @@ MAX_AUTO_MIN_PROB = 0.02
 class Options:
     """Options in `speculative_config["sam"]`, with defaults.
 
-    rule: how a draft is chosen from earlier continuations: `oldest`, `newest`, `count`, `suffix` or `blend`.
+    rule: how a draft is chosen from earlier continuations: `oldest`, `newest`, `suffix` or `blend`.
     sources: texts that are searched: `request` (its own prompt and answer), `group` (answers to the same prompt),
         `history` (earlier answers to the same prompt, which ended before the running ones began; needs `group`), and
         `common` (counts of what followed the last tokens in all requests of the engine, for rule `blend`).

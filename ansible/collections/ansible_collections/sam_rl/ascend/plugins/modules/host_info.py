@@ -70,7 +70,7 @@ def listening():
 
 
 def firewalls():
-    """Those that drop what the rules of role ray_cluster let in; they are as strict as the strictest."""
+    """Names of the active firewalls. They drop what role ray_cluster lets in: a packet must pass the rules of all."""
     states = {"firewalld": active("firewalld.service"), "ufw": parse_ufw(content("/etc/ufw/ufw.conf"))}
     return [name for name, is_active in states.items() if is_active]
 
