@@ -23,7 +23,7 @@ enum {
     MAX_MATCHES = MODEL_SOURCES * MODEL_RANKS,
     MAX_CANDIDATES = 2 * MAX_MATCHES + 1, // of a node: two of each match and the successor
     DEEP_CANDIDATES = 5,                  // of a node below the first
-    MORE = 6, // tokens after a match in a corpus, or after a string of `suffix`, that are looked up
+    MORE = 6,                             // tokens after a match in a corpus that are looked up
     ALL_CANDIDATES = MAX_CANDIDATES + RULE_MAX_DRAFT * DEEP_CANDIDATES,
 };
 
@@ -38,7 +38,7 @@ typedef struct {
     uint16_t set;         // of weights
     uint8_t source;
     uint8_t bins;   // used of `bin`
-    uint32_t share; // occurrences of the token overall, if it is among the most frequent
+    uint32_t share; // occurrences of the token overall, if it is the most frequent one
     uint16_t bin[MAX_MATCHES + 2];
     uint16_t hash[MODEL_TOKENS];
     int16_t stretch[MODEL_INPUTS]; // 0: the candidate lacks this input
