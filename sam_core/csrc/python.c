@@ -174,18 +174,13 @@ int check_lengths(const char *name, const Py_buffer *view, Py_ssize_t most, Py_s
     return 0;
 }
 
-int check_arguments(const char *function, Py_ssize_t given, Py_ssize_t expected) {
-    if (given == expected)
-        return 0;
-    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", function, expected, given);
-    return -1;
-}
-
 int get_buffers(const char *function, PyObject *const *args, Py_ssize_t given, Py_ssize_t expected,
                 const Parameter *parameters, size_t count, Py_buffer *views) {
     static const char *const names[] = {"rows", "columns"};
-    if (check_arguments(function, given, expected) < 0)
+    if (given != expected) {
+        PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", function, expected, given);
         return -1;
+    }
     for (size_t i = 0; i < count; i++) {
         const Parameter *p = &parameters[i];
         if (get_buffer(args[i], p->name, p->type, p->dimensions, false, p->writable, &views[i]) < 0)

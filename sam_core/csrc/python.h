@@ -54,7 +54,6 @@ int get_buffers(const char *function, PyObject *const *args, Py_ssize_t given, P
 void release_buffers(Py_buffer *views, size_t count);
 
 // The checks return -1 with an exception set if what is given is not as expected.
-int check_arguments(const char *function, Py_ssize_t given, Py_ssize_t expected);
 int check_count(const char *name, Py_ssize_t given, Py_ssize_t expected, const char *what);
 
 // Each must lie between 0 and `most`; `total` receives their sum.
