@@ -73,5 +73,7 @@ def test_files_are_compared_with_the_manifest_when_they_change(play, as_root, tm
     assert "localhost: 1 files of m differ from the manifest (first: a b: FAILED), expected none: remove" in said(2)
     (folder / "a b").unlink()
     assert "(first: a b: FAILED open or read)" in said(2)
-    manifest.write_text("no sums\n")
-    assert "0 files of m differ from the manifest (first: sha256sum: " in said(2)
+    sums = manifest.read_text()
+    for line in ("no sums", f"{'0' * 64}  /etc/hosts"):
+        manifest.write_text(f"{sums}{line}\n")
+        assert "m cannot be compared with its manifest (line 3 is not `sha256 path` with a path in the" in said(2)

@@ -24,7 +24,7 @@ for name in "${created[@]}"; do
     if [[ -z $path || $path == /* || $path == *..* ]]; then
         echo "left $name" # not a name that a playbook writes
     elif [[ $name == */ ]]; then
-        remove "$path" "$path".{complete,copying,lock,verified{,.json}}
+        remove "$path" "$path".{complete,copying,lock,verified{,.new,.json}}
     elif [[ $path != . && -d $path ]] && ! mountpoint -q "$path" && [[ ! $(ls -A "$path") ]]; then
         rmdir "$path" && echo "removed $path"
     fi
