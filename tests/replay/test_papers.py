@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The papers' methods follow their definitions, and their claims on the shipped answers are judged as the lab says."""
+"""The papers' methods follow their definitions, and their claims on the shipped answers are judged as the lab says.
+
+tests/sam_core/test_rules.py has SuffixDecoding's definition.
+"""
 
 import random
 import re

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rules promise beyond what their twin drafts: what scores are worth, and what is kept apart."""
+"""What the rules promise beyond what their twin drafts: SuffixDecoding by its definition, which knows no automaton;
+what scores are worth; what is kept apart.
+"""
 
 import gzip
 import json
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from sam_core.options import RULES
 from steps import drafts, step
+from twin.rules import ALPHA
 
 import sam_core
 
@@ -18,6 +25,44 @@ DATA = Path(__file__).parents[2] / "sam_lab" / "data"
 def ask(pool, slot, tokens=(), k=8):
     """Append tokens to one slot; return its draft as lists: tokens, scores."""
     return drafts(pool, [(slot, tokens)], k)[0][:2]
+
+
+def paper_chains(texts, string, most):
+    """The paper's ExpandSpeculationTree for chains, by counting strings: {tokens: sum of the shares D}, with several
+    chains where tokens are equally frequent."""
+    found, growing = {}, [((), Fraction(1), Fraction(0))]
+    while growing:
+        tokens, share, score = growing.pop()
+        before, n = [*string, *tokens], len(string) + len(tokens)
+        after = Counter(text[at + n] for text in texts for at in range(len(text) - n) if text[at : at + n] == before)
+        if len(tokens) == most or not after:
+            found[tokens] = score
+            continue
+        share *= Fraction(max(after.values()), after.total())
+        best = [token for token, count in after.items() if count == max(after.values())]
+        growing += [((*tokens, token), share, score + share) for token in best]
+    return found
+
+
+SUFFIX_TEXT = st.lists(st.integers(0, 4), max_size=14)
+
+
+@settings(max_examples=150)
+@given(outputs=st.lists(SUFFIX_TEXT, max_size=4), prompt=SUFFIX_TEXT, answer=SUFFIX_TEXT, k=st.integers(1, 8))
+def test_suffix_drafts_what_the_papers_algorithm_does(outputs, prompt, answer, k):
+    """GenerateCandidateTree with fractions: of all suffixes, in the request or the group, the best score wins."""
+    pool = sam_core.Pool(rule="suffix", sources=("request", "group", "history"))
+    # A first token of its own for each text: a prompt that begins as a text of its named group would continue it.
+    outputs, text = [[100 + number, *output] for number, output in enumerate(outputs)], [99, *prompt, *answer]
+    for output in outputs:  # online insertion: each output joins the global tree when it ends
+        slot = pool.open([], b"global")
+        ask(pool, slot, output, 0)
+        pool.close(slot)
+    drafted, _ = ask(pool, pool.open([99, *prompt], b"global"), answer, k)
+    sources, lengths = ([text], [*outputs, text]), range(1, len(text) + 1)
+    chains = [paper_chains(texts, text[-p:], min(k, ALPHA * p)) for texts in sources for p in lengths]
+    best = max(min(scores.values()) for scores in chains)
+    assert max(scores.get(tuple(drafted), -1) for scores in chains) >= best - 1e-6
 
 
 def agreed(draft, answer):
