@@ -29,8 +29,8 @@ RESAMPLES = 2000
 class Drafter(Protocol):
     """The interface of a drafter in a replay. The caller numbers the requests.
 
-    It may also have `drop(group)`, called when a group's last request has ended, `settle()`, called after each answer
-    that is not scored, and `propose_tree_many(requests, n)`, which returns a Tree of at most n nodes for each request.
+    It may also have `drop(group)`, called when a group's last request has ended, and `settle()`, called after each
+    answer that is not scored.
     """
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
@@ -47,15 +47,12 @@ class Drafter(Protocol):
 
 
 class OneByOne:
-    """A Drafter of a class that has `append`, `propose` and perhaps `propose_tree` for one request."""
+    """A Drafter of a class that has `append` and `propose` for one request."""
 
     def append(self, request: int, tokens: Sequence[int]) -> None:
         raise NotImplementedError
 
     def propose(self, request: int, k: int) -> list[int]:
-        raise NotImplementedError
-
-    def propose_tree(self, request: int, n: int) -> Tree:
         raise NotImplementedError
 
     def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
@@ -65,8 +62,13 @@ class OneByOne:
     def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
         return [self.propose(request, k) for request in requests]
 
-    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
-        return [self.propose_tree(request, n) for request in requests]
+
+class TreeDrafter(OneByOne):
+    """A Drafter of trees instead of chains."""
+
+    def propose_tree(self, request: int, n: int) -> Tree:
+        """A tree of at most n nodes."""
+        raise NotImplementedError
 
 
 def accept_chain(draft: Sequence[int], target: Sequence[int], at: int) -> int:
@@ -137,11 +139,10 @@ class _Replay:
         drafter: Drafter,
         context: str,
         k: int,
-        tree: bool,
         progress: Callable[[int], None],
         by_prompt: Counts | None,
     ) -> None:
-        self.drafter, self.k, self.tree, self.progress, self.by_prompt = drafter, k, tree, progress, by_prompt
+        self.drafter, self.k, self.progress, self.by_prompt = drafter, k, progress, by_prompt
         self.has_groups = context != "request"
         self.tally = _Tally()
         self.unfinished: dict[int, int] = {}  # by scope
@@ -186,20 +187,23 @@ class _Replay:
             self.progress(self.tally.tokens)
         return [request for request in batch if not request.has_ended]
 
-    def _draft(self, batch: list[_Request]) -> list[Tree]:
-        numbers = [request.number for request in batch]
+    def _draft(self, batch: list[_Request]) -> Sequence[tuple[Sequence[int], Sequence[int] | None]]:
+        """Tokens and parents of each draft; parents None: a chain."""
         start = time.perf_counter()
-        trees = self.drafter.propose_tree_many(numbers, self.k) if self.tree else []  # type: ignore[attr-defined]
-        chains = [] if self.tree else self.drafter.propose_many(numbers, self.k)
+        if isinstance(self.drafter, TreeDrafter):
+            trees = [self.drafter.propose_tree(request.number, self.k) for request in batch]
+            self.tally.draft_s += time.perf_counter() - start
+            return trees
+        chains = self.drafter.propose_many([request.number for request in batch], self.k)
         self.tally.draft_s += time.perf_counter() - start
-        return trees if self.tree else [(tokens, []) for tokens in chains]
+        return [(tokens, None) for tokens in chains]
 
-    def _verify(self, request: _Request, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+    def _verify(self, request: _Request, tokens: Sequence[int], parents: Sequence[int] | None) -> list[int]:
         """The tokens that the request gets: accepted ones and the bonus token."""
         if len(tokens) > self.k:
             raise ValueError(f"the drafter returned {len(tokens)} tokens where at most {self.k} were asked for")
         target, at = request.response, request.at
-        accepted = accept_tree(tokens, parents, target, at) if self.tree else accept_chain(tokens, target, at)
+        accepted = accept_chain(tokens, target, at) if parents is None else accept_tree(tokens, parents, target, at)
         row = target[at : at + accepted + 1]
         self.tally.add(len(tokens), accepted, len(row))
         request.at += len(row)
@@ -215,7 +219,6 @@ def replay(
     scopes: Sequence[Scope],
     context: str,
     k: int,
-    tree: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
     by_prompt: Counts | None = None,
     running: int = 1,
@@ -227,7 +230,6 @@ def replay(
         scopes: from `make_scopes`, for this context.
         context: one of recordings.CONTEXTS.
         k: maximum tokens of a chain, or nodes of a tree.
-        tree: draft trees.
         progress: called after each scope with the tokens replayed so far.
         by_prompt: where each prompt's tokens and steps are added.
         running: start further scopes while fewer requests run; more than 1: all requests of a scope start together.
@@ -236,7 +238,7 @@ def replay(
         tokens_per_step, proposed_per_step (drafted tokens per step), precision (accepted of the drafted tokens),
         accepted, proposed, steps, tokens, requests, us_propose (us per step) and us_append_per_token (microseconds).
     """
-    run = _Replay(drafter, context, k, tree, progress, by_prompt)
+    run = _Replay(drafter, context, k, progress, by_prompt)
     waiting = run.starts(scopes, one_by_one=running == 1 and context in ("request", "sequential"))
     batch: list[_Request] = []
     while True:

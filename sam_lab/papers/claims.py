@@ -49,8 +49,8 @@ class Recording:
         short = [replace(answer, response_ids=answer.response_ids[:LONGEST]) for answer in firsts]
         return Recording(path.name.partition(".")[0], make_scopes(short, "request", max_tokens=max_tokens), outputs)
 
-    def counts(self, drafter: Drafter, tree: bool = True) -> Counts:
+    def counts(self, drafter: Drafter) -> Counts:
         """Tokens and steps by prompt."""
         by_prompt: Counts = {}
-        replay(drafter, self.scopes, "request", NODES, tree, by_prompt=by_prompt)
+        replay(drafter, self.scopes, "request", NODES, by_prompt=by_prompt)
         return by_prompt

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from sam_lab.papers.claims import Claim, Recording
-from sam_lab.replay import Counts, OneByOne, Tree
+from sam_lab.replay import Counts, Tree, TreeDrafter
 
 ORDER, WIDTH, DEPTH, TAU = 5, 4, 10, 2
 MIN_PROB, MIN_SHARE = 0.2, 0.3
@@ -86,7 +86,7 @@ class Graph:
         return tokens, parents
 
 
-class Gsd(OneByOne):
+class Gsd(TreeDrafter):
     """A draft model as a drafter.
 
     Args:

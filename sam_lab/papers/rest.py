@@ -25,7 +25,7 @@ from sam_core.corpus import END, Corpus
 
 from sam_lab.papers.claims import Claim, Recording
 from sam_lab.recordings import temporary_corpus
-from sam_lab.replay import OneByOne, Tree
+from sam_lab.replay import Tree, TreeDrafter
 
 SAMPLE = 256
 """Maximum occurrences that are read, evenly spaced. The paper has no limit."""
@@ -35,7 +35,7 @@ FEW = 64
 """Earlier outputs in the small datastore."""
 
 
-class Rest(OneByOne):
+class Rest(TreeDrafter):
     """REST as a drafter.
 
     Args:
