@@ -201,11 +201,6 @@ def fitted(steps: Sequence[dict[str, Any]]) -> Cost:
     rows = np.arange(1.0, model.max_rows + 1)
     cost = Cost(rows, model.rows_cost(rows), model.context, model.draft_context)
     reading = [s for s in steps if s["prefill"] and s["rows"] > s["running"]]
-    return replace(cost, prefill=read_seconds(cost, steps) / max(1, sum(s["rows"] for s in reading)))
-
-
-def read_seconds(cost: Cost, steps: Sequence[dict[str, Any]]) -> float:
-    """How many seconds longer the steps that read prompts are than the same steps without prompts."""
-    reading = [s for s in steps if s["prefill"] and s["rows"] > s["running"]]
+    # how much longer these steps are than the same steps without prompts
     beyond = (s["s"] - float(cost.rows_cost(s["running"])) - cost.context * s["context"] / 1000 for s in reading)
-    return max(0.0, sum(beyond))
+    return replace(cost, prefill=max(0.0, sum(beyond)) / max(1, sum(s["rows"] for s in reading)))

@@ -191,7 +191,7 @@ def whole_tree(site: Site) -> str:
 def change(target: Target, reverse: bool, sdists: str | None) -> list[str]:
     """Apply the patches at the target, or drop them; return one line for each module.
 
-    All or nothing: if it raises Failure, nothing has changed.
+    If it raises Failure, nothing has changed, or the same call finishes the change, as it does after an interruption.
     """
     verb = "drop" if reverse else "apply"
     here = [site for site in target.sites if site.present]
