@@ -6,15 +6,23 @@
 
 enum { SHORT_MATCH = 4 }; // successors are used only if no match has more tokens
 
-// Finds a node's candidate for `token`, or adds it with this source. NULL: there is no room for it, or no token.
-static candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, int32_t token, uint32_t source) {
+// The candidate of a node for `token`, or NULL.
+static candidate *find_candidate(const draft *d, const node *n, int32_t token) {
     candidate *first = &d->candidates[n->first];
     for (uint32_t i = 0; i < n->count; i++)
         if (first[i].token == token)
             return &first[i];
+    return NULL;
+}
+
+// Finds a node's candidate for `token`, or adds it with this source. NULL: there is no room for it, or no token.
+static candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, int32_t token, uint32_t source) {
+    candidate *c = find_candidate(d, n, token);
+    if (c)
+        return c;
     if (token == SAM_NO_TOKEN || n->count == max_candidates)
         return NULL;
-    candidate *c = &first[n->count++];
+    c = &d->candidates[n->first + n->count++];
     c->token = token;
     c->source = (uint8_t)source;
     c->bins = 0;
@@ -61,14 +69,6 @@ static void mix(const draft *d, candidate *c) {
     c->probability = (uint16_t)model_squash((int32_t)(sum / 65536));
 }
 
-static bool is_named(const draft *d, const node *n, int32_t token) {
-    const candidate *first = &d->candidates[n->first];
-    for (uint32_t i = 0; i < n->count; i++)
-        if (first[i].token == token)
-            return true;
-    return false;
-}
-
 // Whether all matches of a node in indexes are so short that successors are used as well.
 static bool uses_successors(const node *n) {
     for (uint32_t s = 0; s < RULE_INDEXES; s++)
@@ -88,7 +88,7 @@ static void find_successor(const draft *d, const node *n, const sam_index *share
         int32_t token = model_find_successor(&d->model->model, order, n->last, &times);
         if (token == SAM_NO_TOKEN)
             continue;
-        if (d->context->common || is_named(d, n, token) ||
+        if (d->context->common || find_candidate(d, n, token) ||
             (shared && sam_child(shared, SAM_ROOT, token) != SAM_NONE)) {
             v->successor = token;
             v->successor_order = order;
