@@ -16,9 +16,13 @@ import torch.nn.functional as F
 def compute_on_cpu():
     """Give vLLM's layer this core; processes that are forked afterwards have it too."""
     from vllm import _custom_ops
+    from vllm.model_executor.layers.activation import SiluAndMul
+    from vllm.model_executor.layers.fused_moe.cpu_fused_moe import _CPU_MOE_ACT_FN, MoEActivation
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as layers
 
     vars(_custom_ops).pop("causal_conv1d_weight_pack", None)  # reorders weights for kernels in bfloat16
+    # Without AVX-512 vLLM computes the experts in torch, by an activation that it fails to create in a step.
+    _CPU_MOE_ACT_FN[MoEActivation.SILU] = SiluAndMul.forward_native
     net = layers.QwenGatedDeltaNetAttention
     init = net.__init__
 
