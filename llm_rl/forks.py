@@ -28,20 +28,23 @@ from fcntl import F_DUPFD_CLOEXEC, F_SETFL, F_SETOWN, fcntl
 from pathlib import Path
 from typing import Any
 
-FOLDER = "SAM_FORKS"
+ENV_FOLDER = "SAM_FORKS"
 """Environment variable: the folder of the server that starts a run's processes."""
-LONGEST, MOST = 1 << 17, 250
-"""Bytes of a call, and its file descriptors."""
+MAX_CALL_BYTES, MAX_CALL_FDS = 1 << 17, 250
 FIRST_JOB = "01000000"
 """RAY_JOB_ID in the workers of a Ray that a run has started."""
 
 
 @contextlib.contextmanager
 def server(folder: Path, modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """Make `folder`/python, whose processes have imported `modules`. Calls wait while the server imports them.
+    """Start a server and write `folder`/python, which forks processes that have already imported `modules`.
 
-    The server ends with the block or the calling process, and Ray's workers end with the server. folder: an empty one;
-    `log` in it has the output of the imports.
+    Calls wait until the imports are done. The server ends when the context or the calling process ends, and Ray's
+    workers end with it.
+
+    Args:
+        folder: an empty folder; the output of the imports goes to `folder`/log.
+        environment: of the server.
     """
     client = [sys.executable, "-IS", str(Path(__file__).with_name("fork_client.py")), str(folder)]
     (folder / "python").write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n')
@@ -56,7 +59,7 @@ def server(folder: Path, modules: Sequence[str], environment: Mapping[str, str])
             stdout=log,
             stderr=subprocess.STDOUT,
             pass_fds=[calls.fileno()],
-            process_group=0,  # Ctrl-C ends it last
+            process_group=0,  # Ctrl-C does not reach it
         )
     try:
         yield
@@ -67,12 +70,12 @@ def server(folder: Path, modules: Sequence[str], environment: Mapping[str, str])
 
 def variables(folder: Path) -> dict[str, str]:
     """Environment variables of a run whose processes `folder`/python starts."""
-    return {FOLDER: str(folder), "RAY_RUNTIME_ENV_HOOK": f"{__name__}.runtime_env"}
+    return {ENV_FOLDER: str(folder), "RAY_RUNTIME_ENV_HOOK": f"{__name__}.runtime_env"}
 
 
 def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
     """Add the program of workers to Ray's runtime environment."""
-    return {**(given or {}), "py_executable": f"{os.environ[FOLDER]}/python"}
+    return {**(given or {}), "py_executable": f"{os.environ[ENV_FOLDER]}/python"}
 
 
 def serve(calls: socket.socket) -> socket.socket:
@@ -91,7 +94,7 @@ def serve(calls: socket.socket) -> socket.socket:
 
 def run(call: socket.socket) -> None:
     """Do what a client asks, as Python would: with its environment, folder, file descriptors and arguments."""
-    message, received, _, _ = socket.recv_fds(call, LONGEST, MOST)
+    message, received, _, _ = socket.recv_fds(call, MAX_CALL_BYTES, MAX_CALL_FDS)
     request = json.loads(message)
     received = [call.detach(), *received]
     aside = [fcntl(fd, F_DUPFD_CLOEXEC, max(request["fds"], default=2) + 1) for fd in received]
@@ -110,8 +113,8 @@ def run(call: socket.socket) -> None:
     fcntl(call, F_SETOWN, os.getpid())
     fcntl(call, F_SETFL, os.O_ASYNC)  # SIGIO ends this process when the client, which sends nothing else, has ended
     call.send(b"%d" % os.getpid())
-    if FOLDER in os.environ:
-        multiprocessing.set_executable(f"{os.environ[FOLDER]}/python")
+    if ENV_FOLDER in os.environ:
+        multiprocessing.set_executable(f"{os.environ[ENV_FOLDER]}/python")
     code = 0
     try:
         main(request["arguments"])

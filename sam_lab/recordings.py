@@ -69,9 +69,9 @@ Scope = list[tuple[Answer, bool]]
 
 
 def read_answers(path: str | Path) -> list[Answer]:
-    """The answers of a recording, in its order, without empty ones and loops.
+    """The answers of a recording, in its order, without empty ones and those that end in a loop (MAX_TAIL_REP).
 
-    Raises LabError for a line that is no answer, ValueError for a compressed file that is not whole, or OSError.
+    Raises LabError for an invalid line or if no answer is left, ValueError for a truncated compressed file, or OSError.
     """
     answers = []
     with open_lines(path) as lines:

@@ -28,7 +28,7 @@ def output(name: str) -> Any:
 
 def source(language: str, *names: str, commands: bool = True) -> str:
     """The commands of these records, then links to the records with their commits, by date and machine."""
-    signs = (" at ", ", ", ": ", "; ", ".") if language == "en" else (" 提交 ", "，", "：", "；", "。")
+    signs = (" at {}", ", ", ": ", "; ", ".") if language == "en" else ("（提交 {}）", "，", "：", "；", "。")
     at, comma, colon, semicolon, end = signs
     lines: list[str] = []
     facts: dict[str, list[str]] = {}
@@ -37,7 +37,7 @@ def source(language: str, *names: str, commands: bool = True) -> str:
         lines += [record["command"]] if isinstance(record["command"], str) else record["command"]
         machine = record["machine"].replace(", ", comma)
         machine = machine if language == "en" else machine.replace(" cores", " 核")
-        link = f"[{name}](results/{name}.json){at}`{record['commit']}`"
+        link = f"[{name}](results/{name}.json)" + at.format(f"`{record['commit']}`")
         facts.setdefault(f"{record['date']}{comma}{machine}", []).append(link)
     block = "".join(f"    {line}\n" for line in lines) + "\n" if commands else ""
     return block + semicolon.join(f"{when}{colon}{comma.join(links)}" for when, links in facts.items()) + end

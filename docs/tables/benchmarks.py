@@ -126,7 +126,7 @@ TABLES = {
     "bench-asynchronous": Table(
         ("bench-asynchronous",),
         asynchronous,
-        "drafts | tokens per step | drafted before indexing: share | worst set | made one step late: share | worst set",
+        "drafts | tokens per step | drafted before indexing: ratio | worst set | made one step late: ratio | worst set",
         "name | now:.3f | early:.3f | early, worst:.3f | late:.3f | late, worst:.3f",
     ),
     "switch-worlds": Table(

@@ -20,8 +20,8 @@ PEERS = RELEASED | {"suffix-device"}
 HEADLINE = ("h100", 128)
 """Device and concurrent requests of the table in the README."""
 HEADS = {
-    "en": "answers | requests | over no speculation | over vLLM's best model-free method | over its best released one"
-    " | worst batch over no speculation (16, 128, 256 at once)",
+    "en": "answers | requests | over no speculation | over vLLM's best model-free method | "
+    "over its best released method | worst batch over no speculation (16, 128, 256 at once)",
     "zh": "回答 | 请求 | 与不启用投机解码之比 | 与 vLLM 不需要草稿模型的最优方法之比 | 与其中已发布的最优方法之比"
     " | 最差的一批与不启用投机解码之比（同时 16、128、256 条）",
 }

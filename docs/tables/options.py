@@ -62,7 +62,7 @@ MEANINGS = {
         "由一步中运行的请求数决定下一步是否起草",
         "memory_bytes": "一个引擎的文本和索引可用的主机内存：已结束的回答每个 token 占 4 字节，"
         "运行中的请求 50 到 100 字节。"
-        "用尽时[先释放](design-sam-core.md#failures-and-memory)价值最小的内容，没有索引的请求不起草。插件的"
+        "用尽时先释放价值最小的内容（[详情](design-sam-core.md#failures-and-memory)，英文），没有索引的请求不起草。插件的"
         "[表](how-it-works.zh.md#在引擎中)另占至多它的 1/16，不超过 48 MiB，设备和主机各一份",
         "verify": "`rejection`：拒绝采样。`seeded`：无论是否启用投机解码，[文本都相同](ascend.zh.md#验证)",
         "min_prob": "草稿整段被接受的估计概率将低于此值时，草稿到此为止。取 0 时按 2^-30 计。用 `auto` 时，"

@@ -19,7 +19,7 @@ REASONS = {
     ),
     "sam": (
         "each request drafts as many tokens as pay off",
-        "每步每个请求按划算的数目起草，而不是全开或全关",
+        "每一步为每条请求选择划算的草稿长度",
     ),
     "sam_options.k": (
         "`auto` drafts fewer if fewer pay off; 235B's experts need larger buffers",
@@ -32,8 +32,8 @@ REASONS = {
         "难以被接受的 token 只增加验证开销",
     ),
     "data.train_files": (
-        "100 copies of each prompt flatter drafts from history",
-        "每个 prompt 约有 100 份，会使来自历史的草稿显得过好",
+        "about 100 copies of each prompt flatter drafts from history",
+        "每个 prompt 约有 100 份，使来自历史的草稿显得比实际好",
     ),
     "data.shuffle": ("independent of the order of the file", "结果不受文件次序影响"),
     "algorithm.overlong.enable": ("as in DAPO's own recipe: shorter tails", "与 DAPO 原配方相同：长尾更短"),

@@ -102,7 +102,6 @@ def evaluation(language: str) -> str:
         "en": (
             ["", "SAM off", "SAM on"],
             "pass@1",
-            "95 % interval",
             "mean answer, tokens",
             "answers cut off",
             "draft tokens accepted / verified",
@@ -110,7 +109,6 @@ def evaluation(language: str) -> str:
         "zh": (
             ["", "不启用 SAM", "启用 SAM"],
             "pass@1",
-            "95 % 区间",
             "平均回答长度，token",
             "被截断的回答",
             "接受 / 验证的草稿 token",
@@ -119,7 +117,6 @@ def evaluation(language: str) -> str:
     columns = [
         [
             f"{100 * arm['pass@1']:.1f} %",
-            "{:.1f} - {:.1f} %".format(*(100 * end for end in arm["interval"])),
             f"{arm['mean_tokens']:.1f}",
             arm["cut_off"],
             f"{arm['accepted']:,} / {arm['verified']:,}" if arm is on else "-",
@@ -139,7 +136,7 @@ CHINESE_HEADLINE = {
     "draft tokens accepted / verified": "接受 / 验证的草稿 token",
     "SAM off": "不启用 SAM",
     "SAM on": "启用 SAM",
-    "none shown": "未见",
+    "none shown": "不显著",
     "gain": "收益",
     " to ": " 至 ",
 }

@@ -40,7 +40,7 @@ def difference(off: Sequence[int], on: Sequence[int], answers: int) -> Estimate:
         bound = 1 - (1 - CONFIDENCE) ** (1 / questions)
         return Estimate(mean, mean - bound * (1 + mean), mean + bound * (1 - mean), 0.0)
     error = math.sqrt(variance(shares) / questions)
-    half = t_quantile(questions - 1) * error
+    half = float(stdtrit(questions - 1, (1 + CONFIDENCE) / 2)) * error
     return Estimate(mean, max(mean - half, -1.0), min(mean + half, 1.0), error)
 
 
@@ -65,8 +65,3 @@ def paired_test(off: Sequence[int], on: Sequence[int]) -> float:
         chances = shifted / 2
     sums = np.abs(np.arange(-largest, largest + 1))
     return min(float(chances[sums >= observed].sum()), 1.0)
-
-
-def t_quantile(degrees: int) -> float:
-    """Student's quantile for a two-sided interval of CONFIDENCE; with fewer than one degree of freedom, that of one."""
-    return float(stdtrit(max(degrees, 1), (1 + CONFIDENCE) / 2))

@@ -37,17 +37,17 @@ def derive(recipe: Recipe) -> dict[str, Any]:
     accepts both as arguments of each rank's engine and reads the rank from RANK, which verl's workers set
     (vllm-project/vllm#24899).
     """
-    rollout, sizes = "actor_rollout_ref.rollout.", recipe.rollout
-    settings: dict[str, Any] = {rollout + "data_parallel_size": 1, rollout + "expert_parallel_size": 1}
-    if sizes.data_parallel_size > 1:
-        settings[f"+{rollout}engine_kwargs.vllm.data_parallel_size"] = sizes.data_parallel_size
-    if sizes.expert_parallel_size > 1:
-        settings[f"+{rollout}engine_kwargs.vllm.enable_expert_parallel"] = True
+    prefix, rollout = "actor_rollout_ref.rollout.", recipe.rollout
+    settings: dict[str, Any] = {prefix + "data_parallel_size": 1, prefix + "expert_parallel_size": 1}
+    if rollout.data_parallel_size > 1:
+        settings[f"+{prefix}engine_kwargs.vllm.data_parallel_size"] = rollout.data_parallel_size
+    if rollout.expert_parallel_size > 1:
+        settings[f"+{prefix}engine_kwargs.vllm.enable_expert_parallel"] = True
     if recipe.train.backend == "megatron" and recipe.cluster.device == "npu":
-        transformer = "+actor_rollout_ref.actor.megatron.override_transformer_config."
-        settings[transformer + "use_flash_attn"] = True
+        prefix = "+actor_rollout_ref.actor.megatron.override_transformer_config."
+        settings[prefix + "use_flash_attn"] = True
         if recipe.train.context_parallel > 1:
-            settings[transformer + "context_parallel_size"] = recipe.train.context_parallel
+            settings[prefix + "context_parallel_size"] = recipe.train.context_parallel
     return settings
 
 

@@ -86,11 +86,10 @@ corpus_status corpus_open(corpus *c, const char *path, const char **reason) {
         return CORPUS_SYSTEM;
     struct stat status;
     void *file = MAP_FAILED;
-    bool mappable = false;
     int error = 0;
     if (fstat(descriptor, &status))
         error = errno;
-    else if ((mappable = S_ISREG(status.st_mode) && status.st_size > 0)) {
+    else if (S_ISREG(status.st_mode) && status.st_size > 0) {
         file = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED | MAP_POPULATE, descriptor, 0);
         error = file == MAP_FAILED ? errno : 0;
     }
@@ -99,11 +98,10 @@ corpus_status corpus_open(corpus *c, const char *path, const char **reason) {
         errno = error;
         return CORPUS_SYSTEM;
     }
-    const char *wrong = "no corpus: name a file that build_corpus wrote";
-    if (mappable)
-        wrong = lay_out(c, file, (size_t)status.st_size);
+    bool mapped = file != MAP_FAILED;
+    const char *wrong = lay_out(c, file, mapped ? (size_t)status.st_size : 0);
     if (wrong) {
-        if (mappable)
+        if (mapped)
             munmap(file, (size_t)status.st_size);
         *c = (corpus){0};
         *reason = wrong;

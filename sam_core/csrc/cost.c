@@ -5,9 +5,9 @@
 #include <math.h>
 #include <string.h>
 
-// Ridge penalties: each feature but rows begins with this many imaginary steps in which it cost nothing. They limit
-// what a few steps can make a feature cost. That of the constant also decides for a load whose steps all have about
-// the same number of rows: their time is then attributed to the rows.
+// Ridge penalties: each feature except the rows begins with this many imaginary steps in which it cost nothing, so a
+// few steps cannot make it expensive. If all steps have about the same number of rows, the penalty of the constant
+// attributes their time to the rows.
 static const double ridge[COST_ROWS] = {0.03, 2, 2, 2, 2};
 // Penalty for a change of slope from octave to octave: bounds the estimated cost of sizes that were never seen.
 static const double smooth = 0.05;
@@ -20,7 +20,7 @@ enum { MAX_SWEEPS = 30 };
 static const double min_change = 1e-4;
 
 static void features_of(const cost_step *step, double x[COST_FEATURES]) {
-    x[COST_ONE] = 1;
+    x[COST_CONSTANT] = 1;
     x[COST_DRAFTS] = step->drafts;
     x[COST_PROMPTS] = step->prompts;
     x[COST_CONTEXT] = step->context;
@@ -50,7 +50,7 @@ double cost_seconds(const cost_model *model, const cost_step *step) {
 static void fit(cost_model *model, double unit) {
     double a[COST_FEATURES][COST_FEATURES];
     memcpy(a, model->gram, sizeof a);
-    for (int i = COST_ONE; i < COST_ROWS; i++)
+    for (int i = COST_CONSTANT; i < COST_ROWS; i++)
         if (model->counts[i] > 0)
             a[i][i] += ridge[i] * model->gram[i][i] / model->counts[i];
     for (int i = COST_ROWS; i < COST_FEATURES; i++) {
@@ -63,8 +63,8 @@ static void fit(cost_model *model, double unit) {
         }
     }
     double *w = model->weights, changes = INFINITY;
-    for (int sweep = 0; sweep < MAX_SWEEPS && changes > min_change * min_change * model->counts[COST_ONE];
-         sweep++) {
+    for (int sweep = 0;
+         sweep < MAX_SWEEPS && changes > min_change * min_change * model->counts[COST_CONSTANT]; sweep++) {
         changes = 0;
         for (int i = 0; i < COST_FEATURES; i++)
             if (a[i][i] > 1e-12) {
@@ -100,7 +100,7 @@ void cost_rows(const double weights[COST_FEATURES], const int64_t *rows, size_t 
                size_t num_more, const int32_t *padded, size_t num_padded, double *seconds) {
     const double *slopes = weights + COST_ROWS;
     double starts[COST_OCTAVES]; // seconds of the rows up to each octave
-    starts[0] = weights[COST_ONE];
+    starts[0] = weights[COST_CONSTANT];
     for (int i = 1; i < COST_OCTAVES; i++)
         starts[i] = starts[i - 1] + slopes[i - 1] * (double)((int64_t)1 << (i - 1));
     memset(seconds, 0, count * sizeof *seconds);

@@ -11,9 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Features: a constant, whether there are drafts, whether prompts are read, thousands of tokens of context, those of
-// draft tokens, and the rows beyond 1 in each octave: 2, 3-4, 5-8, ..., the last without end.
-enum { COST_ONE, COST_DRAFTS, COST_PROMPTS, COST_CONTEXT, COST_DRAFT_CONTEXT, COST_ROWS };
+// Features: a constant, whether there are drafts, whether prompts are read, thousands of tokens of context, the same
+// summed over all draft tokens, and the rows beyond 1 in each octave: 2, 3-4, 5-8, ..., the last without end.
+enum { COST_CONSTANT, COST_DRAFTS, COST_PROMPTS, COST_CONTEXT, COST_DRAFT_CONTEXT, COST_ROWS };
 enum { COST_OCTAVES = 14, COST_FEATURES = COST_ROWS + COST_OCTAVES };
 
 typedef struct {

@@ -323,11 +323,6 @@ void group_reopen(pool *p, pool_group *g, pool_text *text, uint32_t slot) {
 
 void group_close_text(pool *p, pool_group *g, pool_text *text, bool keep) {
     text->slot = SAM_NONE;
-    if (!keep) {
-        text->removed = true;
-        g->kept--;
-        g->removed++;
-    }
     if (g->lost) { // what has no memory is smaller now
         size_t bytes = (size_t)text->body.size * INDEX_TOKEN_BYTES, min = account_needed(p, 0);
         g->needs = g->needs > min + bytes ? g->needs - bytes : min;
@@ -336,8 +331,8 @@ void group_close_text(pool *p, pool_group *g, pool_text *text, bool keep) {
         g->first_text = text->number;
     if (text->indexed || text->due)
         g->closed_tokens += text->body.size;
-    else if (!keep)
-        group_free_text(p, g, text);
+    if (!keep)
+        group_forget_text(p, g, text);
 }
 
 // ---- the automaton
@@ -505,7 +500,7 @@ static void feed_past(pool *p, pool_group *g) {
     }
 }
 
-bool group_is_complete(pool_group *g) {
+bool group_drop_fed(pool_group *g) {
     if (!g->index.memory)
         return true;
     pool_text *text;
@@ -518,8 +513,8 @@ bool group_is_complete(pool_group *g) {
 }
 
 void group_feed_others(pool *p, pool_group *g) {
-    // Called even if no work is left: it drops indexed texts from the queue, as it does with threads.
-    if (group_is_complete(g))
+    // Called even if no work is left, so that the queue is the same as in a step with threads.
+    if (group_drop_fed(g))
         return;
     pool_text *text;
     while ((text = g->first_due) && p->step.work > 0) {

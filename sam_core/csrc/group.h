@@ -101,8 +101,8 @@ void group_free_text(pool *p, pool_group *g, pool_text *text);
 // Feeds the rest of an open slot's text to the automaton, which it begins if that is worthwhile.
 void group_catch_up(pool *p, pool_group *g, pool_text *text, pool_purpose purpose);
 
-// Whether nothing is left to be fed to the automaton. Removes what has been fed from the queue.
-bool group_is_complete(pool_group *g);
+// Removes fed texts from the front of the queue. Returns whether nothing is left to be fed to the automaton.
+bool group_drop_fed(pool_group *g);
 
 // Feeds the rest of other texts to the automaton, if it is begun.
 void group_feed_others(pool *p, pool_group *g);

@@ -62,7 +62,7 @@ static void free_large(void *block) {
     SAM_MUNMAP(reserved.start, reserved.bytes);
 }
 
-// Moves a block that has outgrown its space, by its page tables. Returns NULL on failure.
+// Moves a block that has outgrown its space with mremap, without copying. Returns NULL on failure.
 static void *move_large(void *block, size_t old_bytes, size_t bytes) {
     reservation reserved, unused = *reservation_of(block);
     char *from = (char *)block - BEFORE, *to = reserve(bytes, &reserved);
@@ -74,10 +74,10 @@ static void *move_large(void *block, size_t old_bytes, size_t bytes) {
         return NULL;
     }
     bool moved = SAM_MREMAP(from, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED;
-    char *hole = from; // unmapped now, unless another thread has mapped it
+    char *hole = from; // mremap has unmapped this; another thread may use it now
     if (moved) {
         *(reservation *)to = reserved;
-    } else { // a forked process may be refused it
+    } else { // mremap can fail in a forked process
         unused = reserved;
         hole = to;
     }

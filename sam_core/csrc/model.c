@@ -86,7 +86,8 @@ static uint32_t copied_prior(uint32_t length_class, uint32_t depth) {
     return prior((percent[length_class] + (100 - percent[length_class]) * depth / 14) * 10000, 4);
 }
 
-// Approximate weights after recorded answers: inputs with the same information share their weight.
+// Initial weights in percent, rounded from those learned on recorded answers. Inputs that carry the same information
+// share their weight. set: as from weight_set.
 static void weights_prior(int32_t *weights, uint32_t set) {
     enum { CORPUS = 1, GROUP = 2 };
     static const uint8_t percent[4][MODEL_INPUTS] = {
@@ -97,9 +98,9 @@ static void weights_prior(int32_t *weights, uint32_t set) {
         [GROUP | CORPUS] = {25, 27, 58, 38, 38, 33, 95, 5, 5, 0, 20, 25},
     };
     uint32_t sources = 0;
-    if (set / MODEL_KINDS % 4)
+    if (set / MODEL_KINDS % MODEL_CORPUS_CLASSES)
         sources |= CORPUS;
-    if (set / MODEL_KINDS / 4 % MODEL_CLASSES)
+    if (set / MODEL_KINDS / MODEL_CORPUS_CLASSES % MODEL_CLASSES)
         sources |= GROUP;
     for (uint32_t input = 0; input < MODEL_INPUTS; input++)
         weights[input] = percent[sources][input] * 65536 / 100;

@@ -32,11 +32,12 @@ enum {
     MODEL_ALL_BINS = MODEL_SUCCESSOR_BINS + MODEL_ORDERS * (MODEL_MAX_TIMES + 1) * 2,
     MODEL_TOKENS = 3, // tables keyed by a candidate and 0, 1 or 2 tokens before it
     MODEL_HASHES = 1 << 13,
-    MODEL_CLASSES = 7, // coarser classes of match lengths
+    MODEL_CLASSES = 7,        // coarser classes of match lengths
+    MODEL_CORPUS_CLASSES = 4, // pairs of them, for matches in the corpus
     MODEL_KINDS =
         4, // of candidates: named by matches at depth 0, 1 .. 2 or more of a draft, or only frequent
     MODEL_FREQUENT = 3,
-    MODEL_SETS = MODEL_CLASSES * MODEL_CLASSES * 4 * MODEL_KINDS,
+    MODEL_SETS = MODEL_CLASSES * MODEL_CLASSES * MODEL_CORPUS_CLASSES * MODEL_KINDS,
     // inputs of the mix: a bin of each match, the share, the token tables, the successor, a constant
     MODEL_SHARE_INPUT = MODEL_SOURCES * MODEL_RANKS,
     MODEL_TOKEN_INPUT = MODEL_SHARE_INPUT + 1,

@@ -390,7 +390,8 @@ typedef struct {
     unsigned char buffer[BUFFER];
 } reader;
 
-// Reads the next `bytes` bytes, or skips them if data is NULL. Returns false if they do not exist.
+// Reads the next `bytes` bytes, or skips them if data is NULL. Returns false if fewer are left, or if reading fails
+// (r->error is set).
 static bool take(reader *r, void *data, uint64_t bytes) {
     if (bytes > r->left)
         return false;
@@ -423,8 +424,8 @@ static bool are_tokens(const int32_t *tokens, size_t count) {
     return true;
 }
 
-// Reads the group's next text. Without memory for it, sets *fits to false and skips the text. Returns false
-// if the file is damaged or cannot be read.
+// Reads the group's next text if *fits, else skips it. Sets *fits to false without memory for it. Returns false if the
+// file is damaged or cannot be read.
 static bool take_text(reader *r, pool *p, pool_group *g, pool_key kind, uint64_t key_bytes, bool *fits) {
     uint32_t head[2];
     if (!take(r, head, sizeof head))
@@ -460,34 +461,34 @@ static bool take_group(reader *r, pool *p) {
         return false;
     pool_group *g = group_new(p, kind, key_bytes);
     bool fits = g != NULL;
-    bool sound = take(r, fits ? g->key : NULL, key_bytes) && take(r, NULL, -key_bytes % UNIT);
-    if (sound && fits && kind == POOL_BY_PROMPT)
-        sound = are_tokens(g->key, key_bytes / sizeof(int32_t));
-    for (uint32_t i = 0; sound && i < head[1]; i++)
-        sound = take_text(r, p, g, kind, key_bytes, &fits);
-    if (sound && fits) {
-        sound = !group_find(p, kind, g->key, key_bytes);
-        if (sound && group_add(p, g))
+    bool valid = take(r, fits ? g->key : NULL, key_bytes) && take(r, NULL, -key_bytes % UNIT);
+    if (valid && fits && kind == POOL_BY_PROMPT)
+        valid = are_tokens(g->key, key_bytes / sizeof(int32_t));
+    for (uint32_t i = 0; valid && i < head[1]; i++)
+        valid = take_text(r, p, g, kind, key_bytes, &fits);
+    if (valid && fits) {
+        valid = !group_find(p, kind, g->key, key_bytes);
+        if (valid && group_add(p, g))
             return true;
     }
     if (g)
         group_free(p, g);
     p->stats.evicted_groups++;
-    return sound;
+    return valid;
 }
 
 persist_status persist_load(persist_file *f, pool *p, const char **reason) {
     reader r = {.file = f->file, .left = f->header.bytes - sizeof f->header - CHECKSUM};
     size_t learned_bytes;
     void *learned = rule_model_learned(p->model, &learned_bytes);
-    bool sound = lseek(f->file, sizeof f->header, SEEK_SET) >= 0;
-    if (!sound)
+    bool valid = lseek(f->file, sizeof f->header, SEEK_SET) >= 0;
+    if (!valid)
         r.error = errno;
-    sound = sound && f->header.learned == learned_bytes && take(&r, learned, learned_bytes) &&
+    valid = valid && f->header.learned == learned_bytes && take(&r, learned, learned_bytes) &&
             rule_model_valid(p->model);
-    for (uint64_t i = 0; sound && i < f->header.groups; i++)
-        sound = take_group(&r, p);
-    if (sound && r.left < CHECKSUM)
+    for (uint64_t i = 0; valid && i < f->header.groups; i++)
+        valid = take_group(&r, p);
+    if (valid && r.left < CHECKSUM)
         return PERSIST_OK;
     *reason = DAMAGED;
     errno = r.error;

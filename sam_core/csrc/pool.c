@@ -118,7 +118,8 @@ static bool store(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t coun
             return false;
         body->tokens = grown;
     }
-    for (uint32_t i = 0; i < count; i++) // sound even if another thread writes to the checked array meanwhile
+    for (uint32_t i = 0; i < count;
+         i++) // & keeps ids nonnegative even if another thread changes the checked array
         body->tokens[body->size++] = tokens[i] & INT32_MAX;
     p->stats.tokens += count;
     if (slot->group)
@@ -136,8 +137,8 @@ static bool new_text(pool *p, pool_slot *slot, uint32_t number, uint32_t prompt_
     return true;
 }
 
-// Lets a new slot continue a closed text that its prompt begins with; *stored: without failure. Returns whether there
-// is such a text.
+// Lets a new slot continue a closed text of the named group (group_find_start). Returns whether there is one; *stored
+// is then whether memory sufficed.
 static bool continue_text(pool *p, pool_slot *slot, uint32_t number, const int32_t *prompt, uint32_t size,
                           const void *name, size_t name_bytes, bool *stored) {
     pool_group *g = group_find(p, POOL_NAMED, name, name_bytes);
@@ -146,7 +147,7 @@ static bool continue_text(pool *p, pool_slot *slot, uint32_t number, const int32
         return false;
     bool whole = !text->pins && begins_with(prompt, size, text->body.tokens, text->body.size);
     if (!whole && !g->open)
-        group_drop_index(p, g); // which would have tokens that the text does not have
+        group_drop_index(p, g); // it has tokens that the new text lacks; with open slots it is in use
     group_join(p, POOL_NAMED, name, name_bytes);
     if (whole) {
         group_reopen(p, g, text, number);

@@ -66,7 +66,7 @@ void prefetch_draft(const pool *p, pool_row *row, unsigned stage) {
     const pool_slot *slot = &p->slots.items[row->slot];
     if (stage == 0) {
         prefetch_bytes(slot, sizeof(pool_slot));
-        sam_prefetch(slot->text); // the slot was read just now
+        sam_prefetch(slot->text); // the row's tokens were stored in this step: reading the slot does not wait
         return;
     }
     if (!slot->drafts || !row->k)

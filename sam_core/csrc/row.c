@@ -113,13 +113,14 @@ void row_catch_up(pool *p, pool_slot *slot) {
 
 // ---- drafting
 
-// Brings the match in the corpus up to date. It depends on the last CORPUS_MAX_MATCH tokens alone.
+// Brings the match in the corpus up to date. It depends only on the last CORPUS_MAX_MATCH tokens: earlier ones are
+// skipped.
 static void match_corpus(const pool *p, pool_slot *slot) {
     const sam_text *body = &slot->text->body;
-    if (body->size - slot->matched > CORPUS_MAX_MATCH)
-        slot->matched = body->size - CORPUS_MAX_MATCH;
-    while (slot->matched < body->size)
-        corpus_advance(&p->corpus, slot->corpus_at, body->tokens[slot->matched++]);
+    if (body->size - slot->corpus_size > CORPUS_MAX_MATCH)
+        slot->corpus_size = body->size - CORPUS_MAX_MATCH;
+    while (slot->corpus_size < body->size)
+        corpus_advance(&p->corpus, slot->corpus_at, body->tokens[slot->corpus_size++]);
 }
 
 // Begins to find the match of a text, or finds it at once: SAM_NONE if the index lacks too many of its tokens. Returns

@@ -41,7 +41,8 @@ static void add_input(const model *m, candidate *c, uint32_t bin, uint32_t input
 static uint32_t weight_set(const node *n, uint32_t kind) {
     uint32_t set = model_coarse_class(n->length[RULE_REQUEST]);
     set = set * MODEL_CLASSES + model_coarse_class(n->length[RULE_GROUP]);
-    set = set * 4 + (model_coarse_class(n->corpus_count ? n->corpus[0].length : 0) + 1) / 2;
+    set =
+        set * MODEL_CORPUS_CLASSES + (model_coarse_class(n->corpus_count ? n->corpus[0].length : 0) + 1) / 2;
     return set * MODEL_KINDS + kind;
 }
 

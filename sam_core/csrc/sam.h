@@ -200,9 +200,9 @@ typedef struct {
 // prefetched. If the owner does something else in between, the memory arrives in time. They change nothing but
 // *prefetched.
 enum { SAM_APPEND_STAGES = 7, SAM_MATCH_STAGES = 4 };
-void sam_prefetch_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step,
+void sam_prefetch_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned stage,
                          sam_prefetched *prefetched);
-void sam_prefetch_match(const sam_index *index, sam_state near, unsigned step, sam_prefetched *prefetched);
+void sam_prefetch_match(const sam_index *index, sam_state near, unsigned stage, sam_prefetched *prefetched);
 
 // Begins another text with the text of `cursor`: *branch becomes its cursor. Returns false without memory:
 // nothing has changed.

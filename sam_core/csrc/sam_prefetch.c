@@ -39,46 +39,46 @@ static void prefetch_end(const sam_index *index, sam_state end) {
         sam_prefetch(&index->chunks[end / SAM_CHUNK]);
 }
 
-void sam_prefetch_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step,
+void sam_prefetch_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned stage,
                          sam_prefetched *prefetched) {
     enum { WALK = SAM_APPEND_STAGES - 3 }; // nodes of the walk
     uint32_t number = prefetched->node;
     sam_state end = prefetched->end;
-    if (step == 0) {
+    if (stage == 0) {
         prefetch_edge(index, 0, token);
         prefetch_link(index, cursor->last);
         prefetch_link(index, cursor->near);
         if (cursor->place != SAM_NONE)
             sam_prefetch(&index->chunks[cursor->place / SAM_CHUNK]);
-    } else if (step == 1) {
+    } else if (stage == 1) {
         number = node_above(index, cursor->last);
         prefetch_node(index, number);
         prefetch_edge(index, number, token);
         *prefetched = (sam_prefetched){number, SAM_NONE};
-    } else if (step <= WALK + 1) {
+    } else if (stage <= WALK + 1) {
         if (end == SAM_NONE)
             prefetched->end = end = edge_end(index, number, token);
-        if (number && step <= WALK) {
+        if (number && stage <= WALK) {
             prefetched->node = number = index->nodes[number].link;
             prefetch_node(index, number);
             if (end == SAM_NONE)
                 prefetch_edge(index, number, token);
         }
-        if (step == WALK + 1 && end != SAM_NONE)
+        if (stage == WALK + 1 && end != SAM_NONE)
             prefetch_end(index, end);
     } else if (end != SAM_NONE) {
         prefetch_node(index, end & SAM_NODE ? index->nodes[end & ~SAM_NODE].link : node_above(index, end));
     }
 }
 
-void sam_prefetch_match(const sam_index *index, sam_state near, unsigned step, sam_prefetched *prefetched) {
+void sam_prefetch_match(const sam_index *index, sam_state near, unsigned stage, sam_prefetched *prefetched) {
     enum { NODES = SAM_MATCH_STAGES - 2 }; // of the link path
     uint32_t place = SAM_NONE, number = prefetched->node, left;
-    if (step == 0) {
+    if (stage == 0) {
         prefetch_link(index, near);
         return;
     }
-    if (step == 1) {
+    if (stage == 1) {
         near = sam_resolve(index, near);
         place = near & SAM_NODE ? SAM_NONE : near;
         number = node_above(index, near);
@@ -97,7 +97,7 @@ void sam_prefetch_match(const sam_index *index, sam_state near, unsigned step, s
         sam_prefetch(sam_place_token(index, place, &left));
     else if (place != SAM_NONE)
         sam_prefetch(&index->chunks[place / SAM_CHUNK]);
-    if (number && step <= NODES)
+    if (number && stage <= NODES)
         prefetch_node(index, number);
     *prefetched = (sam_prefetched){number, place};
 }
@@ -138,7 +138,8 @@ static void prefetch_search(const sam_search *search, sam_state state) {
         sam_prefetch(sam_place_token(index, state, &left) + 1);
 }
 
-// Where the next token leads, or without one, where any token led; SAM_NONE: nowhere.
+// The target of the edge for the next token, or SAM_NONE if there is none. After the last token: SAM_NONE if no token
+// followed `state`, otherwise any other value.
 static sam_state search_end(const sam_search *search, sam_state state) {
     const sam_index *index = search->index;
     if (state & SAM_NODE)
@@ -149,6 +150,8 @@ static sam_state search_end(const sam_search *search, sam_state state) {
     return differs ? SAM_NONE : next;
 }
 
+// Resolves the state that the previous step found. Otherwise tries the state's edge for the next token and, if there is
+// none, shortens the match by one link.
 bool sam_search_step(sam_search *search) {
     const sam_index *index = search->index;
     sam_state state = search->state, end;

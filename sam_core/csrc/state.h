@@ -109,7 +109,7 @@ typedef struct {
     sam_cursor cursor;         // end of the part of the text in the request index
     size_t needs;              // bytes that must be available before the request index is built; 0: none
     corpus_context *corpus_at; // NULL without a corpus
-    uint32_t matched;          // tokens of the text that corpus_at includes
+    uint32_t corpus_size;      // tokens of the text that corpus_at includes
     rule_record record;
 } pool_slot;
 

@@ -212,7 +212,7 @@ static void draft_block(worker *w, const job *j, uint32_t block) {
                     prefetch_draft(p, row_at(j, at), stage);
         const pool_row *row = row_at(j, i);
         pool_group *g = p->slots.items[row->slot].group;
-        if (!j->feeds || (row->fed && (!g || group_is_complete(g))))
+        if (!j->feeds || (row->fed && (!g || group_drop_fed(g))))
             rows[count++] = j->order[i];
         if (!count || (count < RULE_BATCH && i + 1 < to))
             continue;

@@ -51,13 +51,7 @@ OUT/bench-sampler.json and prints the table. Exits with 1 when a target is misse
 """
 V, K = 151936, 3
 ROUNDS = {1: 41, 2: 31, 4: 21, 8: 15, 16: 9, 32: 7, 64: 5, 128: 5}
-LATER = SimpleNamespace(
-    name="vllm_ascend",
-    version="0.13.0",
-    dists={"vllm-ascend": "0.13.0"},
-    sdist_sha256="ab0e9bc12b9a4042c261901ccad96f4faab6e6d04cf5131f7cc2358aafda3a36",
-    pinset=SimpleNamespace(file=Path(__file__)),
-)
+LATER = ("vllm-ascend", "0.13.0", "ab0e9bc12b9a4042c261901ccad96f4faab6e6d04cf5131f7cc2358aafda3a36")
 SECTIONS = ["time", "operations", "host synchronisations", "AICPU operators"]
 WAITS = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "repeat_interleave"}
 
@@ -281,7 +275,10 @@ def run(args: argparse.Namespace) -> int:
     torch.manual_seed(0)
     progress = Progress()
     pinned = pins.PinSet("vllm-0.11").modules["vllm_ascend"]
-    releases = {"0.11": release(pinned, args.device), "0.13": release(LATER, args.device)}
+    releases = {
+        "0.11": release(pinned, args.device),
+        "0.13": release(pins.released(Path(__file__), *LATER), args.device),
+    }
     measured = []
     for batch, rounds in ({1: 3, 8: 3, 32: 3} if args.quick else ROUNDS).items():
         progress.show(f"batch {batch}")

@@ -34,16 +34,19 @@ def ordinary(rows: int, size: int) -> np.ndarray:
 
 
 def collection(size: int) -> list[list[int]]:
-    """Recorded answers with about `size` tokens in total, repeated with changes where there are too few."""
+    """Recorded answers with about `size` tokens in total. If there are too few, they repeat, with a tenth of the tokens
+    changed."""
     texts = [list(answer.response_ids) for path in SETS.values() for answer in read_answers(path)]
     rng = random.Random(20)
     rng.shuffle(texts)
-    chosen, total = [], 0
-    while total < size:
+    chosen: list[list[int]] = []
+    total = 0
+    while True:
+        repeats = total > 0
         for text in texts:
-            text = [token + rng.randrange(50) * (rng.random() < 0.1) for token in text] if total else text
+            if repeats:
+                text = [token + rng.randrange(50) * (rng.random() < 0.1) for token in text]
             chosen.append(text)
             total += len(text)
             if total >= size:
-                break
-    return chosen
+                return chosen

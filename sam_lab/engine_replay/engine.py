@@ -54,7 +54,7 @@ class ForcedEngine(Forced):
             rows = np.asarray([int(req_id.split("-")[0]) for req_id in batch.req_ids])
             of_tokens = torch.from_numpy(rows[runner.req_indices.np[: scheduled.total_num_scheduled_tokens]])
             self._wanted, self._owners = result[0], self._copied(of_tokens)
-            self._now |= {
+            self._step |= {
                 "running": batch.num_reqs,
                 "rows": scheduled.total_num_scheduled_tokens,
                 "drafted": sum(len(d) for d in scheduled.scheduled_spec_decode_tokens.values()),

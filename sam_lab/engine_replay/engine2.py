@@ -31,7 +31,8 @@ def fitting(needed: int, engines: int, weights: int) -> int:
 class ForcedEngine2(Forced):
     """An engine with the second runner, scheduled asynchronously.
 
-    In its steps, rows and drafts are the computed and verified ones; `planned` are the scheduled rows.
+    In the steps that `run` returns, `rows` are the computed rows, `drafted` the verified draft tokens, and
+    `planned` the scheduled rows.
 
     Args:
         model: folder with a config.json.
@@ -56,6 +57,7 @@ class ForcedEngine2(Forced):
         self._hook()
 
     def _hook(self) -> None:
+        """Wrap the runner's methods, to record each step and to force its logits."""
         runner, model = self.runner, self.runner.model
         add, sample, logits_of = runner.add_requests, runner.sample, model.compute_logits
 
@@ -69,7 +71,7 @@ class ForcedEngine2(Forced):
                 self._owners = self._copied(torch.from_numpy(owners))
 
         def sample_batch(hidden: torch.Tensor, batch: Any, *args: Any) -> Any:
-            self._now |= {
+            self._step |= {
                 "running": batch.num_reqs,
                 "rows": batch.num_tokens,
                 "planned": int(batch.num_scheduled_tokens.sum()),

@@ -109,7 +109,7 @@ class Forced:
         self._on_cpu = self.runner.device.type == "cpu"
         self.clock: Callable[[], float] = time.process_time if self._on_cpu else time.perf_counter
         self._recorded: torch.Tensor | None = None
-        self._now: dict[str, Any] = {}
+        self._step: dict[str, Any] = {}
         self._runs = 0
 
     def _copied(self, array: torch.Tensor) -> torch.Tensor:
@@ -165,10 +165,10 @@ class Forced:
         done: dict[int, list[int]] = {}
         lengths: dict[str, int] = {}
         while self.engine.has_unfinished_requests():
-            self._now = {"running": 0, "rows": 0, "drafted": 0, "context": 0, "prefill": True}
+            self._step = {"running": 0, "rows": 0, "drafted": 0, "context": 0, "prefill": True}
             start = self.clock()
             outputs = self.engine.step()
-            self._now["s"] = self.clock() - start
+            self._step["s"] = self.clock() - start
             before = sum(lengths.values())
             for output in outputs:
                 tokens = output.outputs[0].token_ids
@@ -176,7 +176,7 @@ class Forced:
                 if output.finished:
                     done[int(output.request_id.split("-")[0])] = list(tokens)
             emitted = sum(lengths.values())
-            steps.append({"emitted": 0, "gaining": 0, **self._now})
+            steps.append({"emitted": 0, "gaining": 0, **self._step})
             # an asynchronous engine has launched a step before it returns what the one before has computed
             steps[-2 if self.asynchronous and len(steps) > 1 else -1] |= {
                 "emitted": emitted - before,

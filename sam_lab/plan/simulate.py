@@ -232,7 +232,7 @@ class Engines:
             self._preempt()
 
     def _preempt(self) -> None:
-        """Preempt a rank's latest requests until its next step fits into memory; they are read again later."""
+        """Preempt the latest requests of each rank until its next step fits into memory; they are prefilled again."""
         for rank in range(len(self.queue)):
             busy = self.number[rank] >= 0
             stored = (self.prompt[rank] + self.position[rank])[busy].sum()
@@ -243,5 +243,5 @@ class Engines:
                 self.saved[rank, request] = float(self.position[rank, slot])
                 self.queue[rank].append(request)
                 self.number[rank, slot] = -1
-                busy = self.number[rank] >= 0
+                busy[slot] = False
                 self.trace.preempted += 1

@@ -10,7 +10,7 @@ from llm_rl.layout import GIB
 from sam_lab.plan.step import Setup
 
 INDEX = 99.4
-"""Bytes of host memory per token of a running group. See docs/design-sam-core.md."""
+"""Bytes of host memory per token of a running group: two indexes and the text. See docs/design-sam-core.md."""
 MAX_LOSS = 0.02
 """A switch that loses more than this share of the rollout in the worst tenth of the samples is not recommended."""
 

@@ -14,9 +14,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hook_checks import forget_files
 from hydra.errors import ConfigCompositionException, InstantiationException
 from omegaconf import OmegaConf
-from sam_core.engines import hooks as engine_hooks
 from sam_core.engines.verl import hooks
 from sam_core.options import Options
 from verl.utils.config import omega_conf_to_dataclass
@@ -152,7 +152,7 @@ def composed(*overrides):
 
 @pytest.mark.skipif(not DAPO_IN_CHECKOUT, reason="this verl has the engine's own speculative_config")
 def test_the_option_block_reaches_the_engine():
-    """Also from the configuration before it is a dataclass; with `enable` off, or untouched, nothing is added."""
+    """From OmegaConf's configuration and from its dataclass. Unless `enable` is true, nothing is added."""
     from verl.workers.config import uses_sam, vllm_engine_kwargs
 
     block, engine = "actor_rollout_ref.rollout.speculative.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
@@ -260,8 +260,7 @@ def verl_copy(tmp_path, monkeypatch):
 )
 def test_a_verl_that_the_plugins_do_not_fit_is_refused(verl_copy, file, old, new, sentence, capsys):
     assert not dry_run("dapo_qwen3_tiny_cpu")
-    engine_hooks.tree.cache_clear()
-    engine_hooks._find.cache_clear()
+    forget_files()
     hooks.check.cache_clear()
     text = (verl_copy / file).read_text()
     (verl_copy / file).write_text(text.replace(old, new) if old else text + new)

@@ -370,8 +370,8 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
     assert "run.json of the run to resume cannot be read" in capsys.readouterr().err
 
 
-def test_what_is_only_shown_ends_no_run(tmp_path, capsys):
-    """A log that cannot be read or output that cannot be written does not end it either."""
+def test_errors_of_the_display_do_not_end_a_run(tmp_path, capsys):
+    """A metric of a wrong type, a log line that is not JSON and an exception of `publish` only cause warnings."""
     log, seen = tmp_path / "steps.jsonl", tmp_path / "seen"
     step = {"step": 1, "data": {"timing_s/step": 2.0, "critic/rewards/mean": None, "rollout/spec/drafted": "x"}}
     first, *others = [json.dumps(step), "{", json.dumps(step | {"step": 2})]

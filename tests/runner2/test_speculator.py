@@ -110,13 +110,13 @@ def test_groups_are_those_of_names_and_images():
     new = {"a": [1, 2], "b": [5, 6], "c": [1, 2], "d": [1, 2], "e": [1, 2]}
     steps.begin(new, groups={"a": "one", "b": "one"}, images={"d": "x", "e": "y"})
     steps.end(dict.fromkeys(new, 7))
-    a, b, c, d, e = steps.speculator._groups[:5].tolist()
+    a, b, c, d, e = steps.speculator._table_groups[:5].tolist()
     assert a == b and len({a, c, d, e}) == 4
     assert steps.speculator.proposer.texts.pool.stats()["groups"] == 4
     steps.begin(preempted=list(new), finished=["a"])
     steps.begin({"b": [5, 6, 7]}, finished=["c", "d", "e"], groups={"b": "one"})
     steps.end({"b": 8})
-    assert steps.speculator._groups[0] == b and list(steps.speculator.groups) == ["b"]
+    assert steps.speculator._table_groups[0] == b and list(steps.speculator.groups) == ["b"]
 
 
 def test_salted_texts_are_not_in_the_table():
@@ -242,7 +242,7 @@ def test_running_siblings_share_what_the_table_has_if_group_is_a_source(sources,
     steps.end({"a": 54, "b": 50})
     assert (steps.speculator.drafts[1].tolist() == [51, 52, 53]) is found
     steps.begin({"c": [1, 2]}, finished=["a"])
-    groups = steps.speculator._groups
+    groups = steps.speculator._table_groups
     assert bool(groups[0] == groups[1]) is found
 
 

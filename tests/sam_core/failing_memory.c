@@ -10,7 +10,7 @@
 
 _Atomic long long live_blocks, allocations;
 long long fail_at = -1;
-bool fail_on;
+bool keep_failing;
 size_t test_large = 1 << 20;
 unsigned test_table = 32768, test_fed = 64, test_drafted = 16;
 
@@ -18,7 +18,7 @@ static void *_Atomic maps[1 << 10]; // as they began
 
 static bool fails(void) {
     long long number = allocations++;
-    return fail_at >= 0 && (fail_on ? number >= fail_at : number == fail_at);
+    return fail_at >= 0 && (keep_failing ? number >= fail_at : number == fail_at);
 }
 
 // Takes `block` for `other` in the list of maps. Returns whether it was there.

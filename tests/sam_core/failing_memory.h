@@ -35,6 +35,6 @@ extern unsigned test_table, test_fed, test_drafted;
 extern _Atomic long long live_blocks;
 extern _Atomic long long allocations; // asked for so far
 extern long long fail_at;             // number of the allocation that fails; -1: none does
-extern bool fail_on;                  // so do all after it
+extern bool keep_failing;             // whether all later ones fail too
 
 #endif

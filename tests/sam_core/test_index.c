@@ -53,7 +53,7 @@ static void check_sound(const world *w) {
     }
 }
 
-// A number that depends on all that an index holds, but not on where or in how much room.
+// A hash of the index's contents, independent of addresses and capacities.
 static uint64_t contents(const sam_index *index) {
     uint64_t hash = hash_bytes(7, index->nodes, index->node_count * sizeof(sam_node)), edges = 0;
     if (index->counts)
@@ -89,7 +89,7 @@ static bool try_append(world *w, uint32_t t, int32_t token) {
     return false;
 }
 
-// Appends a token, if an allocation fails when there is memory again.
+// Appends a token. If an allocation fails, lets the next ones succeed and appends it again.
 static void append(world *w, uint32_t t, int32_t token) {
     if (try_append(w, t, token))
         return;
@@ -193,17 +193,17 @@ static void test_validation_notices_damage(void) {
 static void test_append_is_all_or_nothing(void) {
     static world w;
     for (int kind = SAM_OLDEST; kind <= SAM_COUNTED; kind++)
-        for (long long at = 2;; at++) { // those before are the root's
+        for (long long at = 2;; at++) { // allocations 0 and 1 create the root
             random_state = 11;
             allocations = 0;
             fail_at = at;
-            fail_on = at % 2;
+            keep_failing = at % 2;
             begin(&w, (sam_kind)kind);
             grow(&w, 3, 400);
             bool failed = w.failed;
             end(&w);
             if (!failed) {
-                CHECK(at > 15);
+                CHECK(at > 15); // enough allocations were made to fail
                 break;
             }
         }
@@ -244,7 +244,7 @@ static void test_blocks(void) {
         size_t size = 0;
         allocations = 0;
         fail_at = at;
-        fail_on = at % 2;
+        keep_failing = at % 2;
         failed = at < 0;
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             unsigned char *resized = resize(&memory, block, size, sizes[i]);
@@ -300,7 +300,7 @@ static void test_split_of_a_node_with_many_edges(void) {
         uint32_t nodes = w.index.node_count;
         allocations = 0;
         fail_at = at;
-        fail_on = at % 2;
+        keep_failing = at % 2;
         append(&w, 0, 2);
         failed = w.failed;
         fail_at = -1;

@@ -48,7 +48,7 @@ static void test_load_drops_what_does_not_fit(unsigned sources) {
     pool p, copy;
     CHECK(pool_init(&p, PLENTY, RULE_SUFFIX, sources, NULL, 0));
     fill(&p);
-    fail_on = true;
+    keep_failing = true;
     fail_at = 0;
     allocations = 0;
     CHECK(save_pool(&p, path) == PERSIST_SYSTEM);
@@ -61,7 +61,7 @@ static void test_load_drops_what_does_not_fit(unsigned sources) {
     CHECK(file.header.groups == 8 && file.header.texts == 11);
     uint64_t complete = 0;
     for (int on = 0; on < 2; on++) {
-        fail_on = on;
+        keep_failing = on;
         for (fail_at = 1;; fail_at++) { // 0 is the model
             allocations = 0;
             CHECK(pool_init(&copy, PLENTY, RULE_SUFFIX, sources, NULL, 0));

@@ -31,8 +31,8 @@ CALLS = itertools.count()
 OTHER = {"speculative_config": {"method": "ngram"}}
 
 
-def rebound():
-    """(file, class or "", name) of all functions of verl in whose places modules of it have one of sam_core."""
+def rebound_functions():
+    """Yield (file, class or "", name) of each function of verl that sam_core has rebound."""
     for file in plugin.MODULES:
         module = importlib.import_module(module_name(file))
         values = [getattr(each, "__ray_metadata__", None) for each in vars(module).values()]
@@ -46,8 +46,8 @@ def rebound():
                 yield sys.modules[value.__module__].__file__, owner, name
 
 
-def test_what_is_rebound_is_checked_before():
-    found = {(os.path.relpath(file, INSTALLED), *names) for file, *names in rebound()}
+def test_every_rebound_function_is_in_hooks_txt():
+    found = {(os.path.relpath(file, INSTALLED), *names) for file, *names in rebound_functions()}
     wanted = {(hook.file, hook.owner, hook.name) for hook in hooks.HOOKS if hook.why}
     assert wanted - found == {(hooks.AGENTS, "AgentLoopManager", "generate_sequences")}, "verl's decorator is around it"
     assert found <= wanted

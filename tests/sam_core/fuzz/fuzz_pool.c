@@ -266,7 +266,7 @@ static void operate(state *s, input *in) {
         break;
     case 8: // an allocation fails soon, or all from then on
         fail_at = allocations + next_byte(in) % 64;
-        fail_on = byte & 16;
+        keep_failing = byte & 16;
         is_hashed &= s->p.threads.count == 1; // else it depends on the threads what fails
         break;
     case 9:

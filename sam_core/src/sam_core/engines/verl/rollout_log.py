@@ -32,13 +32,13 @@ async def engine_stats(engine: Any, step_log: StepLog, write: bool) -> dict[str,
 def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of one training step for the trainer's log: `rollout/spec/<name>`.
 
-    Counts are sums over replicas; seconds and index sizes are maxima over replicas. Without speculation `drafts`,
-    `drafted` and `accepted` are 0 and the drafter's own metrics are absent. Logs a warning if there was a drafter and
-    tokens were generated, but no draft was verified.
+    Counts and `cpu_s` are sums over replicas; other seconds and index sizes are maxima over replicas. Without
+    speculation `drafts`, `drafted` and `accepted` are 0 and the drafter's own metrics are absent. Logs a warning if
+    there was a drafter and tokens were generated, but no draft was verified.
 
     verl 0.9.1's own metrics are set as well, over all tokens of the step: `rollout/spec_accept_rate`, the accepted
-    share of the drafted tokens, and `rollout/spec_accept_length`, tokens per draft (verl/trainer/ppo/ray_trainer.py:138
-    averages over requests).
+    share of the drafted tokens including padding, and `rollout/spec_accept_length`, tokens per draft
+    (verl/trainer/ppo/ray_trainer.py:138 averages over requests).
 
     Args:
         replicas: what StepLog.take returned on each replica.
@@ -51,8 +51,7 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
     def largest(name: str) -> float:
         return max((row.get(name, 0) for row in rows), default=0)
 
-    out = {name: total(name) for name in SUMS if not name.endswith("_s")}
-    out |= {name: largest(name) for name in SUMS if name.endswith("_s")}
+    out = {name: largest(name) if name.endswith("_s") else total(name) for name in SUMS}
     if any(CPU in row for row in rows):
         out[CPU] = total(CPU)
     out["tokens_per_step"] = out["tokens"] / max(out["request_steps"], 1)

@@ -44,11 +44,11 @@ COUNTERS: dict[str, tuple[str, str | None, dict[str, str]]] = {
 }
 """Maps a metric to its documentation, its own label, and the key in SamProposer.stats() for each label value."""
 GAUGES = {
-    "switch_on": "1 while the switch is on.",
-    "index_bytes": "Memory of texts and indexes.",
-    "requests": "Requests in the indexes.",
+    "switch_on": ("1 while the switch is on.", "switch_on"),
+    "index_bytes": ("Memory of texts and indexes.", "bytes_used"),
+    "requests": ("Requests in the indexes.", "requests"),
 }
-GAUGE_COUNTERS = {"switch_on": "switch_on", "index_bytes": "bytes_used", "requests": "requests"}
+"""Maps a metric to its documentation and the key in SamProposer.stats()."""
 
 
 class EngineMetrics:
@@ -78,7 +78,7 @@ class EngineMetrics:
                 for value, key in counters.items():
                     child = metric.labels(*values, value) if label else metric.labels(*values)
                     self._counters[engine].append((key, child))
-        for name, documentation in GAUGES.items():
+        for name, (documentation, key) in GAUGES.items():
             metric = gauge(
                 name=PREFIX + name,
                 documentation=documentation,
@@ -87,7 +87,7 @@ class EngineMetrics:
             )
             self.collectors.append(metric)
             for engine, values in labelvalues.items():
-                self._gauges[engine].append((GAUGE_COUNTERS[name], metric.labels(*values)))
+                self._gauges[engine].append((key, metric.labels(*values)))
 
     def observe(self, stats: Mapping[str, float], engine: int) -> None:
         """Count a SamProposer.report, which only this front end has received."""

@@ -24,6 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,6 +77,18 @@ class Chains(NamedTuple):
     tokens: Int32
     lengths: Int32
     probabilities: Float32
+
+
+@dataclass
+class OpenGroup:
+    """A group with requests in the batch.
+
+    table_group: its number in the table.
+    requests: how many of them are in the batch.
+    """
+
+    table_group: int
+    requests: int = 0
 
 
 class ChainProposer:
@@ -231,12 +244,12 @@ class Speculator:
         self.table = NgramTable(*size, vocab_size, of_groups=own, of_all="common" in sources)
         self.drafter = Drafter(self.table, max_num_reqs, self.k, self.width, device, self._has_confidences)
         self._sources = sources
-        self._open_groups: dict[int, list[int]] = {}  # by Group.number: number in the table, count of requests
+        self._open_groups: dict[int, OpenGroup] = {}  # by Group.number
         self._num_opened = 0
-        # By row of self.texts: the page in the table, the group by Group.number and in the table, tokens in the table.
+        # By row of self.texts: the page in the table, Group.number, the group in the table, and tokens in the table.
         self._pages = np.zeros(max_num_reqs, np.int64)
-        self._numbers = np.zeros(max_num_reqs, np.int64)
-        self._groups, self._tabled = np.zeros((2, max_num_reqs), np.int32)
+        self._group_numbers = np.zeros(max_num_reqs, np.int64)
+        self._table_groups, self._tabled = np.zeros((2, max_num_reqs), np.int32)
 
     @property
     def _has_confidences(self) -> bool:
@@ -343,16 +356,16 @@ class Speculator:
         """Record the group of a request that has joined the batch."""
         row, group = text.row, self.groups[text.req_id]
         if group.key is None or "group" not in self._sources:
-            group = Group(None, text.req_id.encode())
+            group = Group(None, text.req_id.encode())  # a group of its own
         if group.number not in self._open_groups:
             self._num_opened += 1
             # With history, a group gets the same number in the table whenever it is opened.
             number = group.number if "history" in self._sources else self._num_opened
-            self._open_groups[group.number] = [COMMON + 1 + number % (MAX_TOKEN - COMMON - 1), 0]
+            self._open_groups[group.number] = OpenGroup(COMMON + 1 + number % (MAX_TOKEN - COMMON - 1))
         opened = self._open_groups[group.number]
-        opened[1] += 1
-        in_table = NO_GROUP if text.req_id in self._salted else opened[0]
-        self._numbers[row], self._groups[row], self._tabled[row] = group.number, in_table, 0
+        opened.requests += 1
+        self._group_numbers[row], self._tabled[row] = group.number, 0
+        self._table_groups[row] = NO_GROUP if text.req_id in self._salted else opened.table_group
 
     def _finish(self, text: Text) -> None:
         self.proposer.texts.complete(text.req_id, text.prompt_length, self.texts.answer(text))
@@ -361,12 +374,12 @@ class Speculator:
 
     def _leave(self, row: int) -> None:
         """Remove a request that has left the batch; the request of the last row has moved to its row."""
-        group = self._open_groups[self._numbers[row]]
-        group[1] -= 1
-        if not group[1]:
-            del self._open_groups[self._numbers[row]]
+        group = self._open_groups[self._group_numbers[row]]
+        group.requests -= 1
+        if not group.requests:
+            del self._open_groups[self._group_numbers[row]]
         last = len(self.texts.req_ids)
-        for values in (self._pages, self._numbers, self._groups, self._tabled):
+        for values in (self._pages, self._group_numbers, self._table_groups, self._tabled):
             values[row] = values[last]
 
     def _read(self) -> None:
@@ -418,7 +431,7 @@ class Speculator:
         rows = np.array([texts.by_id[req_id].row for req_id in input_batch.req_ids])
         chains, lengths, probabilities = (each[rows] for each in found)
         requests = np.zeros((len(rows), NUM_FIELDS + self.width + self.k), np.int64)
-        requests[:, :NUM_FIELDS] = np.stack([texts.ends[rows], self._groups[rows], lengths], 1)
+        requests[:, :NUM_FIELDS] = np.stack([texts.ends[rows], self._table_groups[rows], lengths], 1)
         requests[:, NUM_FIELDS : NUM_FIELDS + chains.shape[1]] = pack(chains, probabilities)
         states = self.req_states
         self.drafter.draft(
@@ -435,8 +448,9 @@ class Speculator:
 
     def _tabulate(self, rows: slice) -> None:
         """Add new tokens to the table on the host."""
-        ends = np.where(self._groups[rows] == NO_GROUP, 0, self.texts.ends[rows])
-        self.table.append(self._pages[rows], self._groups[rows], self.texts.tokens[rows], self._tabled[rows], ends)
+        groups = self._table_groups[rows]
+        ends = np.where(groups == NO_GROUP, 0, self.texts.ends[rows])
+        self.table.append(self._pages[rows], groups, self.texts.tokens[rows], self._tabled[rows], ends)
         self._tabled[rows] = ends
 
     def _broadcast(self, drafts: torch.Tensor) -> torch.Tensor:

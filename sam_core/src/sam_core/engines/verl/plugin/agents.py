@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebinds functions that distribute prompts and make requests from them: groups, seeds, the log of answers."""
+"""Rebinds verl's functions that distribute prompts and make requests, to add groups, seeds and a log of answers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from sam_core.seeds import request_seed
 COLUMN = "sam_place"
 """Column of a batch: step and number of each prompt, and the answer's number if each answer has a row."""
 Place = tuple[int, int, int]
+"""(training step, number of the prompt in the step, number of the answer to the prompt)."""
 PLACE: ContextVar[Place | None] = ContextVar("PLACE", default=None)
 """The place of the request that the current task makes; None unless it is for training and has a seed."""
 

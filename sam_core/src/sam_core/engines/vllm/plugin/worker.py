@@ -219,8 +219,8 @@ def _async_output(base: Any) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self.of_model: list[torch.Tensor] = []
             if (speculator := sampling()) and speculator.num_model_tokens and speculator.proposer.drafting:
-                # The next drafts overwrite these two, so they are cloned, before super().__init__ lets the copy stream
-                # wait.
+                # The next drafts overwrite these two. super().__init__ makes the copy stream wait for the main stream,
+                # so they are cloned before it.
                 drafter = speculator.drafter
                 self.of_model = [drafter.num_of_model.clone(), drafter.worth.clone()]
             super().__init__(*args, **kwargs)

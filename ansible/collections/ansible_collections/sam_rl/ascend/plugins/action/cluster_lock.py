@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Take or give back a cluster's lock, a file on its first host, as this run of ansible-playbook.
 
-A lock whose owner's process on this machine has ended is taken over; that of another machine ends `minutes` after its
-last sign of life, the file's time, or with `break`. Arguments: host, what (shown to others), minutes, break, path;
+A lock of this machine is taken over once its process has ended. Any lock expires `minutes` after its last sign of life,
+the file's modification time; `break` removes it at once. Arguments: host, what (shown to others), minutes, break, path;
 state (held, free).
 """
 
@@ -33,7 +33,10 @@ SCRIPT = """
 
 
 def command(path: str, state: str, begin: str, rest: str, minutes: int, force: bool) -> list[str]:
-    """Prints nothing, or for how long which other line than `begin` + `rest` has held the lock."""
+    """The command that takes (held) or gives back (free) the lock of the run that `begin` identifies.
+
+    If another run holds the lock, the command prints the seconds since that run's last sign of life, and its line.
+    """
     return ["flock", path, "bash", "-c", SCRIPT, path, state, begin, rest, str(minutes), str(force)]
 
 
@@ -59,16 +62,21 @@ class ActionModule(ActionBase):
             result = call(True)
             holder = _holder(result)
         if holder:
-            since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(holder.get("since", 0)))
             result["failed"] = True
-            who = f"{holder.get('user')} on {holder.get('machine')} (process {holder.get('process')})"
             result["msg"] = (
-                f"{args['host']}: {who} runs '{holder.get('what')}' on this cluster since {since}, expected no other "
-                f"playbook: wait for its end; if that was ended, its lock expires {args['minutes']} minutes after its "
-                f"last sign of life, which is {holder['age'] / 60:.0f} minutes ago, or is removed now with "
-                "-e validate_inventory_break_lock=true."
+                f"{args['host']}: {_described(holder)}: wait until it has ended. If its process is gone, the lock "
+                f"expires {args['minutes']} minutes after its last sign of life, which was {holder['age'] / 60:.0f} "
+                "minutes ago; to remove it now, add -e validate_inventory_break_lock=true."
             )
         return result
+
+
+def _described(holder: dict[str, Any]) -> str:
+    if "since" not in holder:
+        return "another playbook, whose record is incomplete, changes this cluster"
+    since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(holder["since"]))
+    who = f"{holder['user']} on {holder['machine']} (process {holder['process']})"
+    return f"{who} has been running '{holder['what']}' on this cluster since {since}"
 
 
 def _lives(holder: dict[str, Any]) -> bool:
@@ -82,5 +90,5 @@ def _holder(result: dict[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         return {**json.loads(line), "age": int(age)}
-    except ValueError:  # the holder was ended while it wrote
+    except ValueError:  # the holder ended while it wrote
         return {"age": int(age)}

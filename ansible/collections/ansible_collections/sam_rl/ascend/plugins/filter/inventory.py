@@ -24,21 +24,21 @@ from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Un
 from ansible_collections.sam_rl.ascend.plugins.module_utils.npu import driver_order
 
 REPLACED = {
-    "nnodes": "the hosts of the group npu_hosts count",
-    "node_rank": "the order of the group npu_hosts counts; its first host is Ray's head",
-    "master_addr": "cluster_address of the first host of npu_hosts counts",
-    "socket_ifname": "cluster_interface counts",
-    "npus_per_node": "dies_per_host counts",
+    "nnodes": "it is the number of hosts in the group npu_hosts",
+    "node_rank": "it is the order of the hosts in npu_hosts; the first one is Ray's head",
+    "master_addr": "it is cluster_address of the first host of npu_hosts",
+    "socket_ifname": "set cluster_interface",
+    "npus_per_node": "set dies_per_host",
     "recipe_launch_drain_timeout": "upgrade.yml stops a run at once",
     "container_image_port": "hosts take the image from the shared folder of runs",
 }
 """Variables of hand-edited launch scripts and of former releases, and what replaces them here."""
 
-OF_A_HOST = ("cluster_address", "cluster_interface")
+HOST_SETTINGS = ("cluster_address", "cluster_interface")
 """Settings that may differ between hosts."""
 
-FIXED_PORTS = 10
-"""From ray_cluster_first_port on, before those of Ray's workers."""
+RAY_PORTS = 10
+"""Ports from ray_cluster_first_port on that Ray itself uses; its workers use those after them."""
 
 ENVIRONMENTS = ("container_image_env", "container_image_secret_env")
 """Settings that hold environment variables of runs."""
@@ -204,7 +204,7 @@ def _differences(settings: Mapping[str, Mapping], options: Mapping) -> list[str]
         values: dict[str, list[str]] = {}
         for host, known in settings.items():
             values.setdefault(_short(known[name]) if name in known else "unset", []).append(host)
-        if len(values) > 1 and name not in OF_A_HOST:
+        if len(values) > 1 and name not in HOST_SETTINGS:
             listed = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in values.items())
             problems.append(f"{name} differs between hosts ({listed}): set it once, for the whole group npu_hosts.")
     return problems
@@ -237,7 +237,10 @@ def _address_problems(settings: Mapping[str, Mapping], hostvars: Mapping) -> lis
 
 
 def _cluster_problems(hosts: list[str], settings: Mapping, options: Mapping, repository: str) -> list[str]:
-    """Counts, ports, pin set, the recipe's name and image, which are the same on all hosts by now."""
+    """Problems with the settings of the cluster, which the caller has checked to be equal on all hosts.
+
+    These are the number of hosts, ports, pin set, driver, recipe, time and image.
+    """
     problems = []
     if settings["hosts_expected"] != len(hosts):
         problems.append(
@@ -248,10 +251,10 @@ def _cluster_problems(hosts: list[str], settings: Mapping, options: Mapping, rep
         problems.append(f"ray_port and dashboard_port are both {settings['ray_port']}: give each its own.")
     names = ("ray_cluster_first_port", "ray_cluster_last_port")
     first, last = (settings.get(name, options[name]["default"]) for name in names)
-    if last < first + FIXED_PORTS:
+    if last < first + RAY_PORTS:
         problems.append(
-            f"Ray's ports are {first} to {last}, expected {FIXED_PORTS} of Ray's own and those of its workers: set "
-            f"{' and '.join(names)}."
+            f"Ray's ports are {first} to {last}, expected more than {RAY_PORTS} ports, {RAY_PORTS} for Ray itself and "
+            f"the rest for its workers: set {' and '.join(names)}."
         )
     if not Path(str(repository), "patches", settings["pin_set"], "image.in").is_file():
         known = sorted(path.parent.name for path in Path(str(repository)).glob("patches/*/image.in"))
