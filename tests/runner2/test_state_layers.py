@@ -118,6 +118,7 @@ def long(block):
     return [[draw.randrange(tiny_qwen3.VOCAB - 1) for _ in range(block - 4 - 2 * i)] for i in range(4)]
 
 
+@pytest.mark.slow
 @right
 @each
 def test_text_is_that_without_speculation_after_preemption(plain, tight, long):
@@ -127,6 +128,7 @@ def test_text_is_that_without_speculation_after_preemption(plain, tight, long):
     assert tight.log.preemptions > 0
 
 
+@pytest.mark.slow
 @right
 @each
 def test_a_prefix_in_the_cache_and_a_block_that_ends_in_an_answer(plain, sometimes, long, block):

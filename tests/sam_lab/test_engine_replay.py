@@ -37,13 +37,14 @@ steps take as long, whatever else the machine does, so drafts cost nothing and a
 @pytest.mark.parametrize(
     "words",
     [
-        ["--arms", "off", "ngram", "batch", "batch:5:1", "auto"],
+        ["--arms", "ngram", "batch:5:1", "auto"],
+        pytest.param(["--arms", "off", "batch"], marks=pytest.mark.slow),
         pytest.param(
             ["--against", "plain@async", "--arms", "batch@async", "auto", "--temperature", "1", "--verify", "seeded"],
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["greedy", "sampled"],
+    ids=["greedy", "greedy-off", "sampled"],
 )
 def test_every_arm_gives_the_recorded_answers(tmp_path, capsys, monkeypatch, words):
     words = ["engine-replay", str(FIXTURE), *words, *SMALL, "--out", str(tmp_path)]
