@@ -16,7 +16,7 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 from verl.workers.rollout.utils import ensure_async_iterator
 
 END = b""
-"""Marks the end of the tensors."""
+"""Value that marks the end of the tensors."""
 
 
 @CheckpointEngineRegistry.register("store")

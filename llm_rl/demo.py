@@ -39,7 +39,7 @@ MODULES = [
     "vllm.model_executor.models.qwen3",
     "transformers.models.qwen3.modeling_qwen3",
 ]
-"""What the processes of a run import, once for all (llm_rl.forks)."""
+"""Modules that the processes of a run need; a server imports them once for all (llm_rl.forks)."""
 DISK, MEMORY = 1e9, 8e9
 """Bytes that both arms and Ray need on disk, and in memory."""
 

@@ -38,7 +38,7 @@ AIV_WAIT, HCCL_WAIT = 1091, 1836
 CONNECT_WAIT, CONNECT_MOST = 1200, 7200
 """Seconds that HCCL waits for other ranks to connect: enough for ranks that start late, and CANN's maximum."""
 WRITE_RATE = 0.9
-"""Maximum GB/s that is assumed for writing a checkpoint, as others use the storage too."""
+"""Maximum rate in GB/s that is assumed for writing a checkpoint, because others use the storage too."""
 RAY_WAIT = 120
 """Seconds to wait for the hosts of a Ray cluster that is coming up."""
 RAY_START = dict.fromkeys(("RAY_raylet_start_wait_time_s", "RAY_gcs_server_port_wait_time_s"), str(RAY_WAIT))
@@ -111,7 +111,7 @@ def _ascend(recipe: Recipe, pin_set: RecipePins) -> dict[str, str]:
     if ports := recipe.cluster.hccl_ports:
         env |= dict.fromkeys(("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"), ports)
     if interface := recipe.cluster.interface:
-        # To HCCL a name is a prefix: bond0 would also be bond0.100.
+        # HCCL takes a name as a prefix: bond0 would also match bond0.100.
         env |= {"HCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface}
     library = next((path for path in JEMALLOC if Path(path).is_file()), None)
     if library and "LD_PRELOAD" not in os.environ:
@@ -186,7 +186,7 @@ def ray_address(recipe: Recipe, wait: float = RAY_WAIT) -> str:
 
 
 def _probe(address: str, resource: str) -> tuple[dict[str, Any] | None, str]:
-    """Devices of each living host and those free, or None and the reason; in a process, so that the wait is bounded."""
+    """All and free devices of each living host, or None and the reason. A process asks Ray, to bound the wait."""
     try:
         command = [sys.executable, "-c", _PROBE, address, resource]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -23,7 +23,7 @@ from llm_rl.steps import read_steps, round_seconds, step_seconds
 
 SPEC = "rollout/spec/"
 ADVICE = "sync_refill_failed_groups"
-"""Part of verl's advice when all answers of a step have failed; the log has the cause before it."""
+"""Part of verl's advice when all answers of a step have failed; the log has the cause before the advice."""
 LOOK = 10.0
 """Seconds between two looks for progress."""
 WAITS = {
@@ -34,11 +34,11 @@ WAITS = {
     "TaskRunner": "the trainer",
     "": "Ray",
 }
-"""What a start waits for after verl, Ray or llm_rl.turns has logged a text, the latest first."""
+"""What a start waits for, by the text that verl, Ray or llm_rl.turns has logged; the latest text comes first."""
 QUIETER = 3
-"""How many times longer than in earlier steps the time without generation may be."""
+"""Maximum factor by which the time without generation may exceed that of earlier steps."""
 LATE = re.compile(r"The current node timed out during startup|Timed out waiting for file \S*gcs_server_port")
-"""Ray's errors when it did not start in time."""
+"""Pattern of Ray's errors when Ray did not start in time."""
 
 
 def follow(
@@ -51,7 +51,7 @@ def follow(
     hang: float = math.inf,
 ) -> str | None:
     """Print a line for each training step as the trainer logs it, until the process ends. Before the first step, print
-    every LOOK seconds what it waits for.
+    every LOOK seconds what the start waits for.
 
     Adds the machine's load during each step (load.Load.take) to `loads`, by step number. Calls `publish` repeatedly,
     with all steps when the log has grown, else with none. Errors of the display only cause warnings.
@@ -137,7 +137,7 @@ def _quiet(data: dict) -> float:
 
 
 def _attempts() -> Callable[..., Any]:
-    """A function that calls another and prints each error once as a warning: the display must not stop a run."""
+    """Return a function that calls another one and prints each error once as a warning: the display stops no run."""
     said = set()
 
     def attempt(what: Callable[..., Any], *arguments: Any) -> Any:

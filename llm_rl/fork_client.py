@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Usage: fork_client.py FOLDER ARGUMENTS   Let the server of llm_rl.forks run `python ARGUMENTS`, and exit as it does.
 
-Imports little, as every process of a run starts by it.
+Imports few modules, because every process of a run starts with it.
 """
 
 import json

@@ -129,7 +129,7 @@ def run(call: socket.socket) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run `python arguments`: options of the interpreter, which the server has too, and -c CODE, -m MODULE or FILE."""
+    """Run `python arguments`: options of the interpreter (the server has the same), and -c CODE, -m MODULE or FILE."""
     while arguments[0][0] == "-" and arguments[0] not in ("-c", "-m"):
         arguments = arguments[1:]
     sys.argv = arguments

@@ -188,7 +188,7 @@ class Cluster(Section):
 
     @property
     def unit(self) -> str:
-        """The users' word for a device."""
+        """The word for a device that users read."""
         return {"npu": "die", "cuda": "GPU", "cpu": "device"}[self.device]
 
 

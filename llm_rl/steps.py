@@ -14,7 +14,7 @@ from llm_rl.errors import UserError
 ROUNDS = "train/num_gen_batches"
 """Number of a step's rounds of generation; a trainer without rounds does not log it."""
 TIMES = "timing_s/step"
-"""A step is finished when this is logged; a trainer may log a step in several lines, and before its first step."""
+"""Metric whose presence marks a finished step; a trainer may log a step in several lines, and before its first step."""
 
 
 def complete_lines(path: Path) -> Iterator[tuple[str, Any]]:

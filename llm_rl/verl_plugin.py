@@ -121,8 +121,8 @@ def _add_prompts_to_generate(add: Callable[[Any, int], int]) -> Callable[[Any, i
 
 
 def replay_buffer(module: ModuleType) -> None:
-    """Change verl.trainer.ppo.v1.replay_buffer: sample prompts and answers in the order in which they were requested,
-    not in that of their random names."""
+    """Change verl.trainer.ppo.v1.replay_buffer: sample prompts and answers in the order of their requests, not of their
+    random names."""
     buffer = module.ReplayBuffer
 
     def _select_prompt_uids(self: Any, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
@@ -225,7 +225,7 @@ def distributed(module: ModuleType) -> None:
 
 
 def megatron(module: ModuleType) -> None:
-    """Change verl.workers.engine.megatron.transformer_impl: Megatron's groups have a timeout of their own."""
+    """Change verl.workers.engine.megatron.transformer_impl: Megatron's groups have their own timeout."""
 
     def with_timeout(initialize: Callable[[Any], None]) -> Callable[[Any], None]:
         def _init_device_mesh(self: Any) -> None:

@@ -20,7 +20,7 @@ class Automaton:
         next: for each state, {token: next state}.
         link: for each state, the state of the next shorter suffixes.
         length: length of each state's longest string.
-        first: where each state's strings ended first (min_endpos).
+        first: position at which each state's strings first ended (min_endpos).
     """
 
     def __init__(self) -> None:

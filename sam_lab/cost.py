@@ -18,7 +18,7 @@ from sam_lab.recordings import DATA
 Float64 = npt.NDArray[np.float64]
 
 MEASURED = {name: DATA / f"cost-{name}.json" for name in ("cpu", "h100")}
-"""Costs of a step of vLLM; `about` in each file says which one."""
+"""Files with the cost of a step of vLLM; `about` in each file names the model and device."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ CONTEXTS = ("request", "group", "sequential", "history", "nohistory")
 MAX_RESPONSES, MAX_TOKENS, SEED = 1200, 500_000, 20
 MAX_TAIL_REP = 8
 FOLDS = 5
-"""One fold of the prompts is for tuning (dev), the others are for results (test)."""
+"""Number of folds of the prompts: one is for tuning (dev), the others are for results (test)."""
 PARTS = ("dev", "test")
 REQUIRED = "every line needs prompt_ids, response_ids and prompt_id"
 EPILOG = """\

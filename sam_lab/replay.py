@@ -47,7 +47,7 @@ class Drafter(Protocol):
 
 
 class OneByOne:
-    """A Drafter of a class that has `append` and `propose` for one request."""
+    """Base of a Drafter whose class has `append` and `propose` for one request."""
 
     def append(self, request: int, tokens: Sequence[int]) -> None:
         raise NotImplementedError

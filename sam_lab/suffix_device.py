@@ -23,22 +23,22 @@ CAPACITY = 1 << 20
 KEYS = (4, 2)
 """Tokens by which answers are looked up."""
 SLOTS = 8
-"""Answers of a bucket: the latest of each remainder of their numbers."""
+"""Answers per bucket. An answer overwrites the earlier one whose number has the same remainder."""
 PROMPT_TAIL = max(KEYS) - 1
 """Tokens of the prompt that are kept before an answer, so that its first token has a key."""
 LENGTHS = (1, 2, 3, 4, 5, 6, 10, 20)
-"""Longest match of each class of matches by whose acceptance tokens are rated; the last class is open."""
+"""Longest match of each class; tokens are rated by the acceptance in their class. The last class has no upper bound."""
 HALF_LIFE = 1024
 """Steps after which counts of accepted tokens are halved."""
 END, BEFORE = -1, -2
-"""What stands after an answer in the corpus, and before the beginning of a text."""
+"""Tokens that mark the end of an answer in the corpus, and the positions before the beginning of a text."""
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 
 class SuffixDraft(NamedTuple):
-    """Tokens, the length of the match that they follow, and whether it is in the corpus."""
+    """A draft's tokens, the length of the match that they follow, and whether the match is in the corpus."""
 
     tokens: list[int]
     match: int
@@ -46,7 +46,7 @@ class SuffixDraft(NamedTuple):
 
 
 def own_match(text: Int32, depth: int) -> tuple[int, int]:
-    """Length of the longest suffix that occurred before, at most `depth`, and where its latest occurrence ended."""
+    """Length (at most `depth`) of the longest suffix that occurred before, and the end of its latest occurrence."""
     length, ends = 0, np.arange(1, len(text))
     while length < depth:
         found = ends[np.searchsorted(ends, length, "right") :]
@@ -140,7 +140,7 @@ class Corpus:
 
 
 class SuffixDevice:
-    """The method."""
+    """vLLM's suffix decoding on the second model runner, see the module."""
 
     def __init__(self, depth: int = DEPTH, capacity: int = CAPACITY) -> None:
         self.depth, self.corpus = depth, Corpus(capacity)
@@ -167,20 +167,20 @@ class SuffixDevice:
 
 
 class AcceptedByClass:
-    """How often tokens were accepted, by source, length of the match, and place in the draft."""
+    """Counts accepted tokens by source, length of the match, and place in the draft."""
 
     def __init__(self, k: int) -> None:
         self.accepted, self.verified = np.zeros((2, 2, len(LENGTHS) + 1, k), np.int64)
         self.steps = 0
 
     def probabilities(self, draft: SuffixDraft) -> npt.NDArray[np.float64]:
-        """The probability of each token that it is accepted if all before it are."""
+        """Return each token's probability of acceptance if all tokens before it are accepted."""
         at = self._class(draft)
         accepted, verified = (counts[at][: len(draft.tokens)] for counts in (self.accepted, self.verified))
         return np.asarray((accepted + 1) / (verified + 2))
 
     def add(self, draft: SuffixDraft, verified: int, accepted: int) -> None:
-        """Count a draft of which this many tokens were verified, and this many accepted."""
+        """Add the numbers of verified and accepted tokens of a draft to the counts."""
         at = self._class(draft)
         self.accepted[at][:accepted] += 1
         self.verified[at][: min(accepted + 1, verified)] += 1

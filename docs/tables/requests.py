@@ -78,12 +78,12 @@ def read_requests() -> dict[str, dict]:
 
 
 def rows_of(requests: dict, section: str) -> dict[str, str]:
-    """For each name in a section of a requests.toml: its status, one of STATUSES."""
+    """Map each name in a section of a requests.toml to its status, one of STATUSES."""
     return {name: status for group in requests[section] for status in STATUSES for name in group.get(status, ())}
 
 
 def shown_names(requests: dict[str, dict], section: str) -> dict[str, list[str]]:
-    """By name the status in each pin set, or "absent"; without the names that are drafted wherever they exist."""
+    """Map each name to its status in each pin set, or "absent"; leaves out names drafted wherever they exist."""
     rows = [rows_of(each, section) for each in requests.values()]
     statuses = {name: [row.get(name, "absent") for row in rows] for row in rows for name in row}
     return {name: found for name, found in statuses.items() if not {*found} <= {"drafted", "absent"}}

@@ -43,7 +43,7 @@ def words():
 
 
 def speech(language):
-    """A function that chooses between what it gets in English and in Chinese."""
+    """Return a function that chooses between an English and a Chinese text."""
     return {"en": lambda english, chinese: english, "zh": lambda english, chinese: chinese}[language]
 
 

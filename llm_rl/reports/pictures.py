@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report's pictures, as SVG files, in the colour-blind safe palette of Okabe and Ito.
 
-Their texts stay texts, whose font the reader has: this machine may have none for Chinese.
+Texts are stored as text and use the reader's fonts, because this machine may have no Chinese font.
 """
 
 import io
@@ -16,7 +16,7 @@ from llm_rl.reports.pages import speech
 COLOURS = {"off": "#6e6e6e", "on": "#0072b2", "auto": "#d55e00"}
 MARKERS = {"off": "o", "on": "s", "auto": "^"}
 MIN_STEPS = 10
-"""Medians of fewer engine steps are only in the table."""
+"""Minimum number of engine steps for a median in a picture; medians of fewer steps are only in the table."""
 ARTICLE = {"off": ("#000000", ":"), "on": ("#009e73", "--")}
 """Colours and lines of the article's curves."""
 

@@ -77,7 +77,7 @@ def drafter(task: Task, **options: Any) -> Any:
 
 
 def rivals(task: Task) -> list[Task]:
-    """The peers; for shared drafts only those that share."""
+    """The peers; for shared drafts, only the peers that can share."""
     own = ("python", "ngram") if task.private and task.context == "request" else ()
     return [task._replace(drafter=name) for name in (*own, "arctic", "sglang")]
 

@@ -258,7 +258,7 @@ class CostBench:
         return Engine(table, self.running, 3, **switch)
 
     def waits(self, rows: list[Row]) -> None:
-        """Microseconds until the drafts are there, as threads share the work and tokens are indexed later."""
+        """Microseconds until the drafts are ready; threads share the work, and tokens are indexed later."""
         engines = {name: self.engine(REQUESTS, switch) for name, switch in SWITCHES.items()}
 
         def sample(engine: Engine) -> float:

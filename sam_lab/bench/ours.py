@@ -93,7 +93,7 @@ class Engine:
         feed(self.proposer.texts.pool, np.arange(rows, dtype=np.int32), int(self.lengths.sum()))
 
     def propose(self, num_tokens: int) -> float:
-        """Seconds until the drafts are there; then the indexing that an engine does while it waits for the device."""
+        """Return the seconds until the drafts are ready. Index after that, like an engine that waits for its device."""
         begin = time.perf_counter()
         drafts = self.proposer.propose(
             self.req_ids, self.table, self.lengths, self.prompts, self.sampled, num_tokens, index_later=True

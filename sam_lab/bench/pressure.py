@@ -56,18 +56,18 @@ class Result(NamedTuple):
 
 
 def together(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
-    """The answers to a prompt run at the same time."""
+    """Return the requests in an order in which the answers to a prompt run at the same time."""
     return [request for group in groups for request in group]
 
 
 def in_turns(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
-    """Each epoch has every prompt once."""
+    """Return the requests in epochs, each of which has every prompt once."""
     longest = max(map(len, groups))
     return [group[at] for at in range(longest) for group in groups if at < len(group)]
 
 
 def mixed(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
-    """Requests in random order."""
+    """Return the requests in random order."""
     requests = together(groups, rng)
     rng.shuffle(requests)
     return requests

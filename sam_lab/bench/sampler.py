@@ -76,7 +76,7 @@ class Operations(TorchDispatchMode):
 
 
 class Unpinned(ast.NodeTransformer):
-    """Drops pin_memory=True, which a machine without an accelerator refuses."""
+    """Removes pin_memory=True, which torch refuses on a machine without an accelerator."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         node.keywords = [keyword for keyword in node.keywords if keyword.arg != "pin_memory"]

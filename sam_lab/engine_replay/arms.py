@@ -18,7 +18,7 @@ from sam_lab.arms import Arm
 SYNCHRONOUS = ["plain", "off", "ngram", "suffix", "batch", "batch:K:THRESHOLD", "auto"]
 ASYNCHRONOUS = [f"{form}@async" for form in SYNCHRONOUS if form not in ("ngram", "suffix")]
 FORMS = {False: SYNCHRONOUS + ASYNCHRONOUS, True: ["plain", "ngram_gpu:K", "sam:K", "schedule", "auto"]}
-"""By whether the second runner is driven."""
+"""Forms of the arms' names, by whether the second runner is driven."""
 COMPILED = Path(__file__).resolve().parents[2] / ".cache" / "peers"
 """Where `make bench` builds arctic-inference."""
 ARTICLE = (3, 8)

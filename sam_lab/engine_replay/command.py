@@ -30,7 +30,7 @@ from sam_lab.engine_replay.report import report
 from sam_lab.recordings import PARTS, by_group, read_answers, split
 
 TINY = Shape(2, 64, 2, 1, 32, 128, tied=True)
-"""For tests; its times stand for no real model."""
+"""A tiny shape for tests; its times represent no real model."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process
     "NUMBA_NUM_THREADS": "1",  # ngram's numba sets torch's number of threads otherwise
@@ -176,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def is_second_runner() -> bool:
-    """Whether the installed vLLM is to be driven by its second runner, with the plugin: it has not the patches. Raises
+    """Whether to use the second runner of the installed vLLM, with the plugin, because vLLM lacks the patches. Raises
     ValueError for a release that the plugin does not know."""
     folder = installed("vllm")
     if folder is None or hooks.is_patched(folder):
@@ -248,7 +248,7 @@ def shape_of(args: argparse.Namespace) -> Shape:
 
 
 def cache_bytes(args: argparse.Namespace, batches: list[Any]) -> int:
-    """Bytes of an engine's cache, as several engines share a device: the largest texts of a batch that run at once, in
+    """Bytes of an engine's cache on a device that engines share: the largest texts of a batch that run at once, in
     blocks of up to 128 tokens, and one block that vLLM keeps."""
     token = shape_of(args).kv_bytes(1) * (2 if args.dtype == "float32" else 1)
     lengths = (sorted(len(p) + len(a) + args.k + 128 for p, a in batch) for batch in batches)

@@ -23,7 +23,7 @@ from llm_rl.shape import Shape
 
 FORCED = 1e4
 SHARED = {"load_format": "one_copy", "gpu_memory_utilization": 0.01}
-"""On CUDA engines share one copy of the weights. Almost no memory must be free, as the size of the cache is given.
+"""On CUDA, engines share one copy of the weights. vLLM needs little free memory, as the size of the cache is given.
 Other platforms change weights after loading, so engines cannot share them."""
 
 
@@ -113,7 +113,7 @@ class Forced:
         self._runs = 0
 
     def _copied(self, array: torch.Tensor) -> torch.Tensor:
-        """A copy on the runner's device. The host does not wait, as that would show work that would else be hidden."""
+        """Return a copy on the runner's device. The host does not wait, so that hidden work stays hidden."""
         return array if self._on_cpu else array.pin_memory().to(self.runner.device, non_blocking=True)
 
     def _force(self, logits: torch.Tensor, owners: torch.Tensor, positions: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from sam_lab import figures
 from sam_lab.arms import parse
 
 BINS = {"1": (1, 1), "2-3": (2, 3), "4-5": (4, 5), "6-8": (6, 8), "9-16": (9, 16), "17-32": (17, 32), "33+": (33, inf)}
-"""Running requests, from and to."""
+"""Ranges of running requests, from and to, by label."""
 STEP_BINS = {**BINS, "33-64": (33, 64), "65-128": (65, 128), "129+": (129, inf)}
 del STEP_BINS["33+"]
 
@@ -80,7 +80,7 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
 def _gains(
     runs_of_arm: list[dict[str, Any]], plain: dict[int, dict[str, Any]], counts: Callable[[dict[str, Any]], bool]
 ) -> list[float]:
-    """For each batch with steps that count, the time of plain decoding over that of this arm in these steps."""
+    """For each batch with steps that count, the time of plain decoding over this arm's time in these steps."""
     gains = []
     for run in runs_of_arm:
         ours, theirs = ([s for s in r["steps"] if counts(s)] for r in (run, plain[run["batch"]]))

@@ -26,16 +26,16 @@ PARAMETERS: dict[str, dict[str, float]] = {
     "model+suffix": {"depth": 64, "factor": 1.0, "min_prob": 0.1, "threshold": 3},
     "model+auto": {},
 }
-"""Those of each method with their defaults. PEERS are vLLM's, oldest is the article's rule (oldest occurrence, own
+"""Parameters of each method with defaults. PEERS are vLLM's, oldest is the article's rule (oldest occurrence, own
 text), batch is sam_core's default rule and sources. vLLM's names: prompt_lookup_min and
 prompt_lookup_max; suffix_decoding_max_tree_depth, suffix_decoding_max_spec_factor, suffix_decoding_min_token_prob.
 model is a drafter of the model's own; with it, the texts' draft replaces the model's: +ngram (vllm#24344) if there is
 one, +length (TensorRT-LLM) if the longest match has at least `threshold` tokens, +suffix (ArcticInference) if suffix
 decoding's score is at least `threshold`, +auto as the plugin does."""
 PEERS = ("ngram", "suffix", suffix_device.NAME)
-"""Those of vLLM. The first two are its code and need packages and sources."""
+"""Methods of vLLM. The first two run vLLM's code and need packages and sources."""
 CLOCKED = ("auto", "model+auto", suffix_device.NAME)
-"""Those whose drafts depend on what steps take."""
+"""Methods whose drafts depend on the time of steps."""
 FORMS = [
     f"{method}{parameters}:{k}"
     for method in PARAMETERS

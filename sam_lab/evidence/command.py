@@ -174,7 +174,7 @@ def _fixed(settings: Settings) -> tuple[str, ...]:
 
 
 def _autos(settings: Settings) -> tuple[str, ...]:
-    """The first one is compared with the others."""
+    """Arms with switch `auto`; the first one is compared with the others."""
     return BOTH if settings.drafter else AUTO
 
 

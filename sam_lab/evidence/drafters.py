@@ -45,7 +45,7 @@ class Sam:
             self.proposer.switch.clock = clock
 
     def remember(self, answers: Sequence[Answer]) -> None:
-        """Answers of an earlier epoch become history."""
+        """Add answers of an earlier epoch to the history."""
         pool = self.proposer.texts.pool
         slots = [pool.open(answer.prompt_ids, answer.group.encode()) for answer in answers]
         for slot, answer in zip(slots, answers, strict=True):
@@ -96,7 +96,7 @@ class Ngram:
         return [draft[:most] for draft in self.proposer.propose(sampled, lengths, rows)]
 
     def finish(self, ended: list[int]) -> None:
-        """It keeps nothing."""
+        """Do nothing, because the drafter keeps nothing about requests."""
 
 
 class Suffix:

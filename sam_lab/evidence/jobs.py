@@ -24,7 +24,7 @@ PLAIN = "plain"
 class Settings(NamedTuple):
     """tokens: maximum per answer. num_batches: maximum per set. verify: see `devices`.
 
-    drafter: the model's own drafter, one of KINDS. correlation: see ModelDrafter.
+    drafter: the model's own drafter, a key of KINDS. correlation: see ModelDrafter.
     """
 
     tokens: int

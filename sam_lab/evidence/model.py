@@ -133,7 +133,7 @@ class _Notes(Sam):
 
 
 class Longest:
-    """What followed the newest occurrence of the longest match, in the texts of the request and of its group."""
+    """Drafts the tokens after the newest occurrence of the longest match in the texts of the request and its group."""
 
     passes = 0
 
@@ -174,14 +174,14 @@ class Longest:
 
 
 class Alone:
-    """The model's drafts."""
+    """Drafts with the model alone."""
 
     def __init__(self, arm: Arm, model: ModelDrafter) -> None:
         self.arm, self.model = arm, model
         self.passes = 0
 
     def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
-        """Nothing to do: the model's drafter has the texts."""
+        """Do nothing, because the model's drafter has the texts."""
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         k = self.arm.k(len(active))
@@ -190,11 +190,11 @@ class Alone:
         return [row if may else [] for row, may in zip(rows, may_draft, strict=True)]
 
     def finish(self, ended: list[int]) -> None:
-        """Nothing to do: it keeps nothing about requests."""
+        """Do nothing, because the drafter keeps nothing about requests."""
 
 
 class RatedDrafter(RolloutDrafter, Protocol):
-    """A drafter that also says how good its latest drafts look."""
+    """A drafter that also returns the strength of its latest drafts."""
 
     strengths: list[float]
 
@@ -296,7 +296,7 @@ class Chooser:
         self.classes = np.zeros((len(texts), self.k), np.int64)
 
     def learn(self, active: list[int], lengths: Int32) -> None:
-        """After a step that ended with these lengths: count its draft tokens up to the first refused one; feed it."""
+        """Feed a step that ended with these lengths, and count its draft tokens up to the first refused one."""
         accepted = lengths - self.lengths[active] - 1
         graded = np.minimum(self.drafted[active], accepted + 1)
         column, classes = np.arange(self.k), self.classes[active]
@@ -310,7 +310,7 @@ class Chooser:
         self.table.changes()
 
     def note(self, active: list[int], lengths: Int32, drafts: list[list[int]]) -> None:
-        """These drafts will be verified."""
+        """Note the drafts that will be verified."""
         self.lengths[active], self.drafted[active] = lengths, [len(draft) for draft in drafts]
         if any(drafts):
             self.classes[active] = self.chosen
@@ -366,7 +366,7 @@ class Chooser:
     def _continued(
         self, rows: list[int], last: Int32, tokens: Int32, classes: Any, lengths: Int32, probability: Float32
     ) -> Continued:
-        """Each draft and what followed its last tokens."""
+        """Return each draft, continued with the tokens that followed its last tokens."""
         text, classes, lengths = np.concatenate([last, tokens], 1), classes.copy(), lengths.copy()
         groups, limits = self.numbers[rows].astype(np.int64), np.full(len(rows), self.k)
         extend(self.table.memory, self.SLOTS, groups, text, classes, lengths, limits, self.k)

@@ -52,9 +52,9 @@ def pooled(base: Float64, other: Float64) -> Interval:
 def summary(plain: Sequence[Timeline], arm: Sequence[Timeline], device: Device, tasks: Sequence[str]) -> dict[str, Any]:
     """Gains of an arm against plain decoding of the same answers.
 
-    pooled: time of the rollouts, plain over arm. worst: of the batch for which this is least. tail: tokens per second
-    while at most TAIL requests run, over plain's. accepted: of the tokens drafted for steps that only decode; None
-    without any.
+    pooled: time of the rollouts, plain over arm. worst: the same ratio for the batch where it is least. tail: tokens
+    per second while at most TAIL requests run, over plain's. accepted: share of the tokens drafted for steps that
+    only decode; None without any.
     """
     base, own = (by_task(seconds(rollouts, device), tasks) for rollouts in (plain, arm))
     batches = [device.seconds(a.steps).sum() / device.seconds(b.steps).sum() for a, b in zip(plain, arm, strict=True)]

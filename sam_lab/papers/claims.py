@@ -18,7 +18,7 @@ NODES = 64
 EARLIER = 1000
 """Maximum outputs that a method knows."""
 LONGEST = 1000
-"""Tokens of an answer that are scored, so that long answers leave room for other prompts."""
+"""Maximum scored tokens of an answer, so that long answers leave room for other prompts."""
 
 
 class Claim(NamedTuple):
@@ -39,7 +39,7 @@ class Recording:
 
     @staticmethod
     def read(path: Path, max_tokens: int) -> Recording:
-        """Raises LabError if the recording has too few prompts, ValueError or OSError."""
+        """Read a recording. Raises LabError if it has too few prompts, ValueError or OSError."""
         scored, others = split_fold(read_answers(path), (0, 2))
         if not scored or not others:
             raise LabError(f"{path} has too few prompts: some are scored, others give the known outputs")

@@ -66,7 +66,7 @@ class Graph:
     merged: dict[Path, Path] = field(default_factory=dict)
 
     def unfold(self, n: int) -> Tree:
-        """The tree of the n most probable paths, at most DEPTH tokens long."""
+        """Return the tree of the n most probable paths of at most DEPTH tokens."""
         tokens: list[int] = []
         parents: list[int] = []
         number = itertools.count()

@@ -2,8 +2,8 @@
 """SuffixDecoding: drafts from suffix trees of earlier outputs and of the request's own text (Oliaro et al. 2024).
 
 Claims: the two suffix trees together gain more than either alone, and that of earlier outputs more than that of the
-request (figure 7). More earlier outputs gain more (figure 8). That drafts which are trees gain more than chains (table
-2) is a row of docs/trials.md: no engine verifies trees.
+request (figure 7). More earlier outputs gain more (figure 8). A row of docs/trials.md is on the claim that trees gain
+more than chains (table 2): no engine verifies trees.
 
 Method (section 3): every suffix of the text that occurs in a suffix tree is a match. From a match of p tokens a draft
 of at most 4p tokens grows greedily, always by the most probable token, where probabilities are shares of the
@@ -29,7 +29,7 @@ FEW = 64
 
 
 def suffix_decoding(outputs: list[list[int]], request: bool = True) -> SamDrafter:
-    """A drafter with the suffix tree of these outputs, and that of the request."""
+    """Return a drafter with the suffix tree of these outputs and the suffix tree of the request."""
     known = temporary_corpus(outputs) if outputs else contextlib.nullcontext()
     with known as corpus:  # a corpus is a source too; requests are not in groups, so "group" adds nothing
         return SamDrafter(rule="suffix", sources=["request" if request else "group"], corpus=corpus)

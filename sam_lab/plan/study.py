@@ -19,7 +19,7 @@ from sam_lab.plan.step import SWITCHING, Round, Setup, Tails, engines
 
 THRESHOLDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SEEDS = (0, 1, 2)
-"""Seeds of the lengths for comparing policies: on which engine the longest answer waits is random."""
+"""Seeds of the lengths for comparing policies, because the engine that gets the longest answer is random."""
 WORST = 0.1
 """Share of the samples below the lower end of a range; switches are recommended by this end."""
 

@@ -12,7 +12,7 @@ from sam_lab.plan.step import Setup
 INDEX = 99.4
 """Bytes of host memory per token of a running group: two indexes and the text. See docs/design-sam-core.md."""
 MAX_LOSS = 0.02
-"""A switch that loses more than this share of the rollout in the worst tenth of the samples is not recommended."""
+"""Largest share of the rollout that a recommended switch may lose in the worst tenth of the samples."""
 
 
 def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: float) -> list[str]:

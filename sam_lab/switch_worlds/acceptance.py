@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of drafts and how often drafts of that score are accepted, from recordings.
+"""Scores of drafts, and how often drafts with these scores are accepted, from recordings.
 
 acceptance.jsonl has drafts of nine sets of recorded answers: drafted by rule `blend` from the request alone, and from
 its group too. `switch-worlds --derive` of commit 818da44 wrote it.
@@ -29,7 +29,7 @@ class Record:
     """Drafts of one set of recordings.
 
     scores: float32 [RUNS, STEPS, K], the pool's estimate that a draft is accepted up to each token; 0 after its end.
-    truth: [RUNS, STEPS, K], the true probability of that, which depends on the score alone.
+    truth: [RUNS, STEPS, K], the true probability of this acceptance, which depends only on the score.
     """
 
     name: str

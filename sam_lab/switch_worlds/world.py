@@ -21,7 +21,7 @@ from sam_lab.switch_worlds.acceptance import Record
 Float64 = npt.NDArray[np.float64]
 
 THRESHOLD = 8
-"""The compared switch `batch` drafts k tokens while at most this many requests run."""
+"""Maximum running requests with which the compared switch `batch` drafts k tokens."""
 STEPS = (600, 2000)
 ARMS = ("auto", "best", "foresight", "plain", "batch")
 SIZES = {"multiples of 8": [1, 2, 4, *range(8, 513, 8)], "powers of 2": [1 << i for i in range(10)]}
@@ -84,7 +84,7 @@ class Clocked(Curve):
 
 
 class Scenario:
-    """Everything that a seed determines: costs and when they change, bursts, drift, noise; requests; drafts.
+    """All that a seed determines: costs and their changes, bursts, drift, noise; requests; drafts.
 
     device: if given, the cost of its steps, of which only the speed changes.
     busy: whether the machine does other work too, which changes the time of each step.

@@ -22,15 +22,15 @@ HERE = Path(__file__).resolve().parent
 STANDIN = HERE.parent
 PATHS = [str(HERE)]
 """Folders from which all processes import; tests add theirs."""
-VERSION = importlib.metadata.version("vllm_ascend").partition(".post")[0]  # also vLLM's
+VERSION = importlib.metadata.version("vllm_ascend").partition(".post")[0]  # also the version of vLLM
 OLD = VERSION == "0.11.0"
-DECODE = "_npu_paged_attention" if OLD else "npu_fused_infer_attention_score"  # the operator for one token a request
+DECODE = "_npu_paged_attention" if OLD else "npu_fused_infer_attention_score"  # the operator for one token per request
 MODULES = ["forked", "vllm.platforms", "vllm.v1.engine.llm_engine", "sam_core.engines.vllm.step_log"]
 if not OLD:  # what vllm-ascend's patches import
     MODULES += ["compressed_tensors", "vllm.entrypoints.openai.chat_completion.serving"]
 MODELS = ["inspection", "vllm.model_executor.models.qwen3", "vllm.v1.core.sched.scheduler"]
 WORKER = [f"vllm_ascend.worker.{name}" for name in ("worker_v1" if OLD else "worker", "model_runner_v1")]
-"""Of vllm-ascend. An engine's processes would import MODELS and WORKER each anew, 3 s a start."""
+"""Modules of vllm-ascend. Otherwise each engine's processes would import MODELS and WORKER anew, 3 s a start."""
 COLUMNS = ("start", "seconds", "running", "tokens", "drafted", "accepted")
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -47,14 +47,14 @@ ENVIRONMENT = {
 
 
 def start(platform, *arguments, environment=MappingProxyType({})):
-    """A Python process in which vLLM has chosen `platform`, npu or cpu; its stdin and stdout are pipes of text."""
+    """Start a Python process in which vLLM uses `platform`, npu or cpu. Its stdin and stdout are text pipes."""
     command, environment = [python(platform), *arguments], {**variables(platform), **environment}
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 @functools.cache
 def python(platform):
-    """The program of a platform's processes. They have imported MODULES, and what an engine's processes do."""
+    """The Python program of a platform's processes, which import MODULES and the modules of an engine's processes."""
     imported = MODELS if platform == "cpu" else [*MODELS, *WORKER, "vllm_ascend.patch.worker"]
     stack = contextlib.ExitStack()
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sam-forks-")))
@@ -77,7 +77,7 @@ def variables(platform):
 
 
 class Step(NamedTuple):
-    """What a step ran: the numbers of tokens that its requests had, its requests, and the graph with its size."""
+    """A step: the numbers of tokens that its requests had, the number of requests, and the graph with its size."""
 
     lengths: list[int]
     requests: int
@@ -110,12 +110,12 @@ class Engine:
         settings = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "seed": 0} | settings
         if sam is not None:
             settings["speculative_config"] = {"method": "sam", "num_speculative_tokens": k, "sam": sam}
-        blocks = 1024 if OLD and platform == "cpu" else 128  # of 16 and of 128 tokens
+        blocks = 1024 if OLD and platform == "cpu" else 128  # blocks of 16 or of 128 tokens
         settings = {"num_gpu_blocks_override": blocks} | settings
         settings = {"skip_tokenizer_init": True, "dtype": "float32"} | settings | {"model": str(model)}
         settings["enforce_eager"] = "compilation_config" not in settings
         environment = dict(environment)
-        if "data_parallel_size" not in settings:  # with it vLLM reserves the ports behind the first for its master
+        if "data_parallel_size" not in settings:  # with it vLLM reserves the next ports for its master
             environment["VLLM_PORT"] = str(next(PORTS))
         words = [str(HERE / "engine_server.py"), front_end, json.dumps(settings)]
         self.process = start(platform, *words, environment=environment)
@@ -138,8 +138,8 @@ class Engine:
         return self.answer()
 
     def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, renew=None, after=8, **sampling):
-        """Answers of token ids; for the arguments see engine_server. each: further sampling arguments of each
-        request."""
+        """Return answers of token ids; for the arguments see engine_server. each: further sampling arguments of
+        each request."""
         lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
         each = [sampling | own for own in each or [{}] * len(prompts)]
         arguments = {"stagger": stagger, "abort": list(abort)} | (
@@ -153,7 +153,7 @@ class Engine:
         return sum(row[COLUMNS.index(column)] for row in self.rows)
 
     def steps(self):
-        """Steps of the first rank since the last call, and graphs replayed in them; the first call only starts this."""
+        """The first rank's steps since the last call, and how many graphs they replayed; the first call starts this."""
         if self.ask("watch_graphs")[0]:
             self.replays = 0
         steps, replays = self.ask("steps_and_replays")[0]

@@ -45,7 +45,7 @@ def arms(graphs: bool) -> dict[str, Arm]:
     always = {"min_prob": 0, "threshold": MAX_BATCH}
     some: dict[str, Any] = {"compilation_config": GRAPHS} if graphs else {}
     if not OLD:
-        some["async_scheduling"] = False  # so that a step waits for itself alone
+        some["async_scheduling"] = False  # so that a step's waits are its own
     # By name: the options of sam, further settings, and how requests are sampled.
     engines: dict[str, tuple[dict, dict, dict]] = {
         "greedy": (always, {}, {}),
@@ -67,7 +67,7 @@ def arms(graphs: bool) -> dict[str, Arm]:
 
 
 def step_of(engine: Engine, arm: Arm, batch: int) -> Counter:
-    """Events of a step in which all requests decode, with K draft tokens each or none."""
+    """Return the events of a step in which all requests decode, with K draft tokens each or none."""
     prompts = [[i % 60 + 1, i % 59 + 1, 3, 4] * 5 for i in range(batch)]
     engine.run(prompts, NUM_TOKENS, **arm.sampling)
     drafts = K * batch if arm.drafts else 0
@@ -79,7 +79,7 @@ def step_of(engine: Engine, arm: Arm, batch: int) -> Counter:
 
 
 def measure(names: dict[str, Arm], batches: tuple[int, ...], layers: tuple[int, ...] = LAYERS) -> dict:
-    """{arm: {batch: {layers: events of a step}}}."""
+    """Return {arm: {batch: {layers: events of a step}}}."""
     found: dict = {}
     for count in layers:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -105,7 +105,7 @@ def total(events: Counter, *kinds: str) -> int:
 
 
 def split(by_layers: dict[int, Counter], kind: str) -> tuple[float, float]:
-    """Events of a kind for each layer, and for each step apart from the layers."""
+    """The number of events of a kind for each layer, and for each step outside the layers."""
     few, many = sorted(by_layers)
     layer = (total(by_layers[many], kind) - total(by_layers[few], kind)) / (many - few)
     return layer, total(by_layers[few], kind) - few * layer
@@ -134,7 +134,7 @@ def table(found: dict, names: dict[str, Arm]) -> list[str]:
 
 
 def sources(found: dict, kinds: tuple[str, ...] = ("wait", "AICPU", "unknown")) -> list[str]:
-    """Where the costly events of the largest batch and model come from, and in which arms."""
+    """Lines of a Markdown table: where the costly events of the largest batch and model come from, by arm."""
     places: dict[tuple, dict[str, int]] = {}
     for name, batches in found.items():
         by_layers = batches[max(batches)]

@@ -12,7 +12,7 @@ def speculated(engine):
 
 
 def settled(engine):
-    """The drafter's counters once it holds no request: the engine processes the last end in a separate step."""
+    """Wait until the drafter holds no request; return its counters. The engine ends the last one in a separate step."""
     for _ in range(50):
         counters = engine.drafter()
         if counters["requests"] == 0:
@@ -39,7 +39,7 @@ def go_on_from_what_they_had(engine, prompts, answers, old, lengths=None, each=N
 
 
 def salts_share_nothing(engine, prompt):
-    """Requests with the same prompt or name draft from each other only with the same cache_salt and while both run.
+    """Requests with the same prompt or name share drafts only with the same cache_salt and while both run.
 
     prompt: token ids that no other test of this engine uses.
     """

@@ -23,21 +23,21 @@ gc.unfreeze = lambda: None  # else an engine that ends would search all that its
 
 
 def random_seed(worker):
-    """Runs in a worker: the seed of its random numbers, initially the engine's seed 0."""
+    """Runs in a worker: returns the seed of its random numbers, initially the engine's seed 0."""
     import torch
 
     return torch.initial_seed()
 
 
 def calls(worker):
-    """Runs in a worker: calls of the stand-in's operators by name."""
+    """Runs in a worker: returns the numbers of calls of the stand-in's operators by name."""
     import torch_npu
 
     return dict(torch_npu.CALLS)
 
 
 def experts(worker):
-    """Runs in a worker: how many experts of a layer it holds, and how many graphs it replayed."""
+    """Runs in a worker: returns how many experts of a layer it holds, and how many graphs it replayed."""
     import torch_npu
 
     layer = worker.model_runner.get_model().model.layers[0].mlp.experts
@@ -45,52 +45,52 @@ def experts(worker):
 
 
 def routed_experts(output):
-    """The experts of each token of a prompt and its answer but the last, by layer, if the engine records them."""
+    """The experts by layer of each token but the last of a prompt and its answer; None if the engine records none."""
     recorded = getattr(output.outputs[0], "routed_experts", None)
     return None if recorded is None else recorded.tolist()
 
 
 def pools(worker):
-    """Runs in a worker: counters of the proposer's Pool."""
+    """Runs in a worker: returns the counters of the proposer's Pool."""
     return worker.model_runner.drafter.texts.pool.stats()
 
 
 def counters(worker):
-    """Runs in a worker: the proposer's."""
+    """Runs in a worker: returns the counters of the proposer."""
     return worker.sam_stats()
 
 
 def scheduling(worker):
-    """Runs in a worker: whether its runner is runner 2, and whether it is scheduled asynchronously."""
+    """Runs in a worker: returns whether it has runner 2, and whether it is scheduled asynchronously."""
     runner = worker.model_runner
     return [".worker.gpu." in type(runner).__module__, runner.vllm_config.scheduler_config.async_scheduling]
 
 
 def keep_off(worker, threshold=0):
-    """Runs in a worker: from now on the switch is off, also for one request alone; or it has this threshold."""
+    """Runs in a worker: sets the threshold of the switch; at 0 the switch is off even for a single request."""
     worker.model_runner.drafter.switch.threshold = threshold
 
 
 def never_pays(worker):
-    """Runs in a worker: from now on switch auto finds no drafts worth their cost, and none to explore."""
+    """Runs in a worker: from now on switch auto chooses no drafts, not even to explore."""
     import numpy as np
 
     worker.model_runner.drafter.switch._choose = lambda contexts, *_: np.zeros(len(contexts), np.int32)
 
 
 def note_answers(worker, feed_all=False):
-    """Runs in a worker: from now on notes the answers that its drafter indexes."""
+    """Runs in a worker: starts to record the answers that its drafter indexes."""
     noting_pool.note_answers(worker.model_runner.drafter, feed_all)
 
 
 def noted_answers(worker):
-    """Runs in a worker: what note_answers noted since the last time."""
+    """Runs in a worker: returns the answers recorded since the last call."""
     return noting_pool.noted_answers(worker.model_runner.drafter)
 
 
 def note_outputs(worker):
-    """Runs in a worker: from now on notes the output tokens of requests that leave the batch, as far as they are
-    read."""
+    """Runs in a worker: starts to record the output tokens of requests that leave the batch, as far as they have
+    been read."""
     runner = worker.model_runner
     complete, runner.noted_outputs = runner.async_drafts._complete_output, []
 
@@ -102,29 +102,29 @@ def note_outputs(worker):
 
 
 def noted_outputs(worker):
-    """Runs in a worker: what note_outputs noted."""
+    """Runs in a worker: returns what note_outputs recorded."""
     return worker.model_runner.noted_outputs
 
 
 def load_weights(worker, folder):
-    """Runs in a worker: reads the weights in this folder, as verl's rollout writes those of the trainer."""
+    """Runs in a worker: loads the weights in this folder, as verl's rollout loads those of the trainer."""
     from safetensors.torch import load_file
 
     worker.model_runner.get_model().load_weights(load_file(os.path.join(folder, "model.safetensors")).items())
 
 
 def refuse_draft_calls(worker):
-    """Runs in a worker: from now on a call that asks it for drafts ends the engine."""
+    """Runs in a worker: from now on the engine fails if it asks this worker for drafts."""
     worker.take_draft_token_ids = None
 
 
 def collected_objects(worker):
-    """Runs in a worker: objects that a full collection reads."""
+    """Runs in a worker: returns the number of objects that a full garbage collection reads."""
     return len(gc.get_objects())
 
 
 def watch_graphs(worker):
-    """Runs in a worker: from now on notes of each step what STEP_COLUMNS names; False where that is done already."""
+    """Runs in a worker: starts to record the STEP_COLUMNS of each step. Returns False if that has already started."""
     runner = worker.model_runner
     if hasattr(runner, "steps"):
         return False
@@ -141,7 +141,7 @@ def watch_graphs(worker):
 
 
 def steps_and_replays(worker):
-    """Runs in a worker: what watch_graphs noted since the last time, and the graphs replayed since the start."""
+    """Runs in a worker: returns the steps recorded since the last call, and the graphs replayed since the start."""
     import torch_npu
 
     steps, worker.model_runner.steps = worker.model_runner.steps, []
@@ -149,12 +149,12 @@ def steps_and_replays(worker):
 
 
 def shape_of(scheduled):
-    """Requests and draft tokens of a SchedulerOutput."""
+    """The numbers of requests and draft tokens of a SchedulerOutput."""
     return len(scheduled.num_scheduled_tokens), sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
 
 
 def note_plans(worker):
-    """Runs in a worker: from now on notes the requests and draft tokens of each scheduled step."""
+    """Runs in a worker: starts to record the numbers of requests and draft tokens of each scheduled step."""
     runner, execute = worker.model_runner, worker.model_runner.execute_model
     runner.noted_plans = []
 
@@ -166,12 +166,12 @@ def note_plans(worker):
 
 
 def noted_plans(worker):
-    """Runs in a worker: what note_plans noted."""
+    """Runs in a worker: returns what note_plans recorded."""
     return worker.model_runner.noted_plans
 
 
 def calling_core():
-    """The EngineCore that called what runs in its worker, in its own process."""
+    """The EngineCore that called the function running in its worker, which must share its process."""
     from vllm.v1.engine.core import EngineCore
 
     frame = sys._getframe()
@@ -181,7 +181,7 @@ def calling_core():
 
 
 def meter_steps(worker):
-    """Runs in a worker that shares its process with the engine's core: from now on counts each step (meter.py)."""
+    """Runs in a worker that shares its process with the engine's core: starts to meter each step (meter.py)."""
     from torch_npu.meter import METER
 
     core = calling_core()
@@ -206,7 +206,7 @@ def meter_steps(worker):
 
 
 def metered_steps(worker):
-    """Runs in a worker: of each step since the last time its requests, tokens, drafts among them, and the events."""
+    """Runs in a worker: returns requests, tokens, draft tokens and events of each step since the last call."""
     steps, worker.model_runner.metered = worker.model_runner.metered, []
     return steps
 
@@ -228,16 +228,16 @@ class Server(Engine):
         """Answer prompts of token ids.
 
         Args:
-            max_tokens, stagger, abort, each: as of Engine.run.
+            max_tokens, stagger, abort, each: see Engine.run.
             renew: the argument of `renew`, which is called after `after` outputs.
 
         Returns:
-            answers: token ids of each.
-            logprobs: of each, for every token [[token, log-probability], ...] or None.
-            ends: of each, its text, finish_reason and stop_reason; with `stop` its tokens are tiny_qwen3.LETTERS.
-            routed_experts: of each, as the function of this name returns them.
-            rows: the StepLog's, one for each engine step.
-            preemptions: in this run.
+            answers: token ids of each answer.
+            logprobs: of each answer, for every token [[token, log-probability], ...] or None.
+            ends: of each answer, text, finish_reason and stop_reason; with `stop` its tokens are tiny_qwen3.LETTERS.
+            routed_experts: of each answer, as the function routed_experts returns them.
+            rows: the rows of the StepLog, one for each engine step.
+            preemptions: their number in this run.
         """
         for arguments in each:
             if "logit_bias" in arguments:  # JSON has no integer keys
@@ -263,7 +263,7 @@ class Server(Engine):
         }
 
     def renew(self, weights):
-        """Read the weights in this folder: in a pause if requests run, which go on after it, else asleep."""
+        """Load the weights in this folder while running requests are paused or, without requests, in sleep mode."""
         core = self.engine.engine_core
         if self.engine.has_unfinished_requests():  # vLLM would go on with them once the first memory is back
             core.call_utility("pause_scheduler", "keep", True)
@@ -276,7 +276,7 @@ class Server(Engine):
         self.engine.wake_up(["kv_cache"])
 
     def in_workers(self, function, arguments):
-        """What a function of this module returns in the worker of each rank."""
+        """Return what a function of this module returns in the worker of each rank."""
         return self.engine.collective_rpc(function, kwargs=arguments)
 
 
@@ -301,7 +301,7 @@ class AsyncServer:
         self.engine = self.loop.run_until_complete(start())
 
     def run(self, prompts, max_tokens, stagger, abort, each):
-        """As a Server's, of requests that all come at once and run to their ends."""
+        """Like Server.run, for requests that all arrive at once and run to their ends."""
         import asyncio
 
         from vllm import SamplingParams
@@ -323,7 +323,7 @@ class AsyncServer:
         return {"answers": answers, "routed_experts": routed, "rows": self.log._rows}
 
     def in_workers(self, function, arguments):
-        """As a Server's."""
+        """Like Server.in_workers."""
         return self.loop.run_until_complete(self.engine.collective_rpc(function, kwargs=arguments))
 
     def stop(self):

@@ -13,7 +13,7 @@ COLUMNS = ("start", "seconds", "running", "tokens", "drafted", "accepted")
 
 
 class Log(StepLog):
-    """Also counts preemptions; vLLM's own counters belong to the engine that was started last."""
+    """A StepLog that also counts preemptions. vLLM's own counters belong to the engine that was started last."""
 
     preemptions = 0
 
@@ -47,7 +47,7 @@ class Engine:
         self.rows, self.outputs = [], []
 
     def make(self, arguments):
-        """vLLM's engine."""
+        """Return vLLM's engine."""
         from vllm.v1.engine.llm_engine import LLMEngine
 
         return LLMEngine.from_engine_args(arguments, stat_loggers=[self.log])

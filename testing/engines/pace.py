@@ -30,7 +30,7 @@ def allow(core, outputs):
 
 @contextlib.contextmanager
 def kept_with(engine):
-    """In this context the core of a vLLM LLMEngine produces one output for each `engine.step()`."""
+    """Within this context, the core of a vLLM LLMEngine produces one output for each `engine.step()`."""
     client = engine.engine_core
     if not hasattr(client, "call_utility"):  # a core in this process only steps on request
         yield

@@ -2,7 +2,7 @@
 """Stand-in for torch_npu: vllm-ascend's own platform, worker, model runner and sampler run on the CPU. See
 ../README.md."""
 
-from . import attention, device, distributed, experts, npu, ops, placeholders  # noqa: F401  which registers the device
+from . import attention, device, distributed, experts, npu, ops, placeholders  # noqa: F401  registers the device
 from .calls import CALLS, missing  # noqa: F401
 
 placeholders.install()

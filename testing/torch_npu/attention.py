@@ -25,7 +25,7 @@ def attend(query, key, value, scale):
 
 
 def fill(rows, used):
-    """Whether a batch has the rows that its requests use, or more where ranks pad theirs to the largest among them."""
+    """Return whether a batch has the rows that its requests use, or more rows because ranks pad to the largest one."""
     group = getattr(sys.modules.get("vllm.distributed.parallel_state"), "_DP", None)
     return rows == used or (rows > used and group is not None and group.world_size > 1)
 
@@ -98,7 +98,7 @@ def npu_fused_infer_attention_score(
         return torch.cat([attend(query[rows], key[rows], value[rows], scale) for rows in requests]), None
     assert len(ends) == len(lengths) == len(block_table), (ends, lengths, block_table.shape)
     assert key.shape[1] == form["block_size"], (key.shape, form)
-    out = torch.zeros_like(query)  # of a request that pads a graph
+    out = torch.zeros_like(query)  # zeros for a request that pads a graph
     for blocks, rows, length in zip(block_table, requests, lengths, strict=True):
         if length:
             keys, values = (cached(cache, blocks, length, kv_heads) for cache in (key, value))

@@ -16,7 +16,7 @@ torch.utils.rename_privateuse1_backend("npu")
 
 
 def on_cpu(device):
-    """`cpu` for a device named npu or an index; anything else unchanged, also what is no device."""
+    """Return `cpu` for a device named npu or an index; return anything else unchanged, even if it is no device."""
     if isinstance(device, torch.device):
         return torch.device("cpu") if device.type == "npu" else device
     if isinstance(device, int) or (isinstance(device, str) and device.split(":")[0] == "npu"):
@@ -31,7 +31,7 @@ class NpuOnCpu(TorchFunctionMode):
         return self.redirect(func, args, dict(kwargs or {}))()
 
     def redirect(self, func, args, kwargs):
-        """What a torch call comes to on the CPU: a function without arguments."""
+        """Return a function without arguments that makes a torch call on the CPU."""
         if func is torch.device:
             return functools.partial(func, *args, **kwargs)
         if python := PYTHON_OPERATIONS.get(getattr(func, "_qualified_op_name", None)):
@@ -51,12 +51,12 @@ class NpuOnCpu(TorchFunctionMode):
         return functools.partial(func, *args, **kwargs)
 
     def in_python(self, operation, /, *args, **kwargs):
-        with self:  # off in here, and its body names the device too
+        with self:  # the mode is off here, but the operation names the device, too
             return operation(*args, **kwargs)
 
 
 def copy_late(func, /, *args, **kwargs):
-    """The result of Tensor.to or Tensor.copy_, filled in later."""
+    """Call Tensor.to or Tensor.copy_, and queue the copy; return the result, whose values come later."""
     out, source = (args[0], args[1]) if func is torch.Tensor.copy_ else (func(*args, **kwargs), args[0])
     if func is torch.Tensor.to:
         out = torch.zeros_like(out)
@@ -65,7 +65,7 @@ def copy_late(func, /, *args, **kwargs):
 
 
 class Generator(torch.Generator):
-    """A CPU generator with the offset of a device's: 4 per draw. It can take back only its last draw."""
+    """A CPU generator with a device generator's offset, 4 per draw. It can undo only its last draw."""
 
     def __new__(cls, device="cpu"):
         return super().__new__(cls, device=on_cpu(device))

@@ -37,7 +37,7 @@ NAMED = {}
 
 
 class Backend:
-    """A group's backend on the device, which knows the group's name."""
+    """A group's backend on the device. It knows the group's name."""
 
     def __init__(self, group):
         self.group = group
@@ -58,7 +58,7 @@ torch.distributed.ProcessGroup._get_backend = lambda group, device: (
 
 
 def all_gather(tensor_list, tensor, group=None, async_op=False):
-    """HCCL's also takes ranks with different numbers of rows; gloo's does not."""
+    """HCCL's all_gather accepts different numbers of rows from the ranks; gloo's does not."""
     rows = [len(part) for part in tensor_list]
     if len(set(rows)) == 1:
         return all_gather_equal(tensor_list, tensor, group, async_op)

@@ -16,7 +16,7 @@ from .distributed import NAMED
 
 UNDEFINED = 7.0
 ROWS: Counter[int] = Counter()
-"""Rows that went through each of this process's experts, by its number on the rank, in all layers."""
+"""Number of rows through each of this process's experts in all layers, by the expert's number on the rank."""
 
 
 @counted
@@ -127,7 +127,7 @@ class Exchange:
         self.sent, self.received = sent.sum(1).tolist(), answer[:, :-1]
 
     def order(self):
-        """For each row by expert and then by rank: its place by rank and then by expert, int64 [M]."""
+        """For each row ordered by expert and then rank, its place in the order by rank and then expert: int64 [M]."""
         local = torch.arange(self.received.shape[1]).repeat(len(self.received))
         return local.repeat_interleave(self.received.flatten()).argsort(stable=True)
 
@@ -193,7 +193,7 @@ def npu_moe_distribute_combine_v2(
 
 
 def inactive(out, active):
-    """out, with rows of tokens that are not active undefined."""
+    """Return `out` with UNDEFINED in the rows of inactive tokens."""
     return out if active is None else out.masked_fill_(~active[:, None], UNDEFINED)
 
 
@@ -216,7 +216,7 @@ def dispatch_ffn_combine(
 
 
 def install():
-    """vllm-ascend 0.23's own operators, where it looks for them."""
+    """Register vllm-ascend 0.23's own operators where vllm-ascend looks for them."""
     for operator in (moe_gating_top_k, dispatch_ffn_combine):
         setattr(torch.ops._C_ascend, operator.__name__, operator)
     torch.ops._C_ascend.npu_moe_init_routing_custom = npu_moe_init_routing_v2

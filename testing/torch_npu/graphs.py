@@ -28,7 +28,7 @@ class Call:
 
 
 class State:
-    """One compute stream: the graph that is captured, the task group that is given arguments, the replay that waits."""
+    """State of the compute stream: the graph being captured, the task group being updated, and the waiting replay."""
 
     capturing = updating = waiting = None
     paused = False
@@ -46,7 +46,7 @@ class Recorder(TorchDispatchMode):
 
 
 def takes(operator, args, kwargs):
-    """Whether this call is not to be run: it gives arguments to a task group, or is recorded alone."""
+    """Return whether this call must not run, because it only updates a task group or is only recorded."""
     if State.updating is not None:
         assert State.updating.function is operator, "a task group gets arguments of another operator"
         State.updating.args, State.updating.kwargs = args, kwargs

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies that a side stream has yet to make. They happen when the host or another stream waits for them, and not
-before.
+"""Copies of side streams. They are made only when the host or another stream waits for them, the latest moment that a
+device may choose.
 
-That is the latest moment a device may take: a value that is read before its event is not there yet, and a source that
-was overwritten too soon is copied as it is then. All other work is done at once.
+So a value that is read before its event is still missing, and a source that was overwritten too soon is copied with
+its new contents. All other work is done at once.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Queue:
 
 @contextlib.contextmanager
 def stream(queue):
-    """Copies that do not block go to this queue, None: are made at once."""
+    """Within this context, non-blocking copies go to this queue; None: they are made at once."""
     before, _CURRENT.queue = current(), queue
     try:
         yield
@@ -66,7 +66,7 @@ def run_all():
 
 
 def is_late(func, args, kwargs):
-    """Whether this call of torch is a copy that a side stream makes."""
+    """Return whether this call of torch is a copy that a side stream makes."""
     if current() is None or func not in (torch.Tensor.to, torch.Tensor.copy_):
         return False
     return kwargs.get("non_blocking", False) or any(arg is True for arg in args[1:])

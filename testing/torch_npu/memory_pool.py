@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sleep mode: what vllm_ascend.device_allocator.camem does with memory of the device, done with torch's own.
+"""Sleep mode: does with torch's memory what vllm_ascend.device_allocator.camem does with memory of the device.
 
 While a pool sleeps, all bits of its tensors are 1 (floats are nan), so that what is used without being restored or
 rewritten shows in the results.
@@ -19,7 +19,7 @@ def storages():
 
 
 def is_on_cpu(tensor):
-    """False for one without a device too: such a tensor is being made or freed by another thread."""
+    """Return whether a tensor is on the CPU. A tensor that another thread makes or frees has no device: False."""
     try:
         return tensor.device.type == "cpu"
     except RuntimeError:

@@ -9,7 +9,7 @@ at the next wait or copy, and each event counts under (kind, what, dtype, file:l
     wait      the host reads a value of the device, or a copy or an event that blocks until the device has caught up
     copy      a copy between host and device that blocks nothing
     AICPU     a launch of an operator that operators.csv lists as AICPU
-    launch    any other launch of an operator; of a graph, one for all that it holds
+    launch    any other launch of an operator; a graph counts as one launch
     unknown   an operator that operators.csv does not list, or not with this dtype
 """
 
@@ -29,7 +29,7 @@ from . import late
 from .operators import PYTHON_OPERATIONS, Call, dtype_name, rows_of, unit
 
 METERED = "STANDIN_METER" in os.environ
-NPU = torch.device("privateuseone", 0)  # which device.py calls npu
+NPU = torch.device("privateuseone", 0)  # device.py calls it npu
 INSIDE = tuple(str(folder) + "/" for folder in (Path(torch.__file__).parent, Path(__file__).parent))
 INDEXING = ("aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put")
 FREE = ("aten::lift_fresh", "aten::resize_", "aten::set_", "aten::_has_compatible_shallow_copy_type")
@@ -40,14 +40,14 @@ def tensors_in(*trees):
 
 
 class Storages:
-    """A set of storages that forgets those that are freed."""
+    """A set of storages that forgets freed storages."""
 
     def __init__(self):
         self.known, self.limit = {}, 10_000
 
     def add(self, tensor):
         storage = tensor.untyped_storage()
-        self.known[storage._cdata] = StorageWeakRef(storage)  # which keeps the address from being used again
+        self.known[storage._cdata] = StorageWeakRef(storage)  # keeps the address from being used again
         if len(self.known) > self.limit:
             self.known = {key: ref for key, ref in self.known.items() if not ref.expired()}
             self.limit = 2 * len(self.known) + 10_000
@@ -64,9 +64,9 @@ class Meter:
         self.device, self.pinned = Storages(), Storages()
         self.events = None  # a Counter while it counts
         self.creating = self.paused = False
-        self.inside = False  # an operator of the stand-in
-        self.clock = self.reached = 0  # what was launched so far, and what of that the host knows to be done
-        self.sources = []  # of copies to the device: clock, pinned memory, what it held
+        self.inside = False  # whether an operator of the stand-in is running
+        self.clock = self.reached = 0  # launches so far, and those that the host knows to be done
+        self.sources = []  # sources of copies to the device: clock, pinned memory, its contents
 
     def on_device(self, tensor):
         return tensor.layout == torch.strided and tensor in self.device
@@ -80,7 +80,7 @@ class Meter:
             self.events[kind, what, dtype, place()] += 1
 
     def wait_for(self, what, clock):
-        """Notes that the host waits for what was launched by then, if it does not know already that this is done."""
+        """Notes that the host waits for all launches up to `clock`, unless it already knows that they are done."""
         if clock > self.reached:
             self.note("wait", what, clock=clock)
 
@@ -97,7 +97,7 @@ class Meter:
                 self.sources.append((self.clock, source, source.clone()))
 
     def check_sources(self):
-        """Raises RuntimeError where pinned memory was overwritten before the host knew that its copy had been made."""
+        """Raises RuntimeError if pinned memory was overwritten before the host knew that its copy had been made."""
         with flag("inside", True):
             if any(not torch.equal(source, value) for _, source, value in self.sources):
                 raise RuntimeError("pinned memory was overwritten before its copy to the device had been made")
@@ -119,7 +119,7 @@ def place():
 
 
 def target_of(args, kwargs):
-    """The device that a call names: torch.device or None."""
+    """The device that a call names, as a torch.device, or None."""
     named = [arg for arg in (kwargs.get("device"), *args) if isinstance(arg, (str, torch.device))]
     for arg in named:
         with contextlib.suppress(RuntimeError):  # a word that is no device, such as an equation or a rounding mode
@@ -128,7 +128,7 @@ def target_of(args, kwargs):
 
 
 class Device(TorchFunctionMode):
-    """What torch's functions say of devices: where a tensor is, and copies from one side to the other."""
+    """Torch functions that concern devices: where a tensor is, and copies between host and device."""
 
     def __init__(self, on_cpu, generator):
         super().__init__()
@@ -217,7 +217,7 @@ class Device(TorchFunctionMode):
 
 
 class Kernels(TorchDispatchMode):
-    """Every operator that runs: its results are where its arguments are."""
+    """Places the results of each operator where its arguments are, and counts the operator."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -234,7 +234,7 @@ class Kernels(TorchDispatchMode):
         if name == "aten::copy_" and there[0] != there[-1]:
             METER.copied(tensors[-1], there[0], (*args, kwargs.get("non_blocking", False))[2])
             return func(*args, **kwargs)
-        if not rows_of(name):  # in inference mode composites come whole
+        if not rows_of(name):  # in inference mode composite operators arrive undecomposed
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
@@ -277,13 +277,13 @@ def flag(name, value):
 
 @contextlib.contextmanager
 def paused(value=True):
-    """Counts nothing within it."""
+    """Counts nothing within this context."""
     with flag("paused", METER.paused or value):
         yield
 
 
 def run(op, *args, **kwargs):
-    """An operator of the stand-in: one launch, whatever it calls, with results on the device."""
+    """Run an operator of the stand-in as one launch, whatever it calls, with results on the device."""
     METER.note("launch", op.__name__, next((dtype_name(t.dtype) for t in tensors_in(args, kwargs)), ""))
     with flag("inside", True):
         out = op(*args, **kwargs)
@@ -293,7 +293,7 @@ def run(op, *args, **kwargs):
 
 
 def default_device():
-    """`with torch.device("npu")` makes tensors on the device."""
+    """Let `with torch.device("npu")` create tensors on the device."""
     init, function = DeviceContext.__init__, DeviceContext.__torch_function__
 
     def note(self, device):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an operator runs on a 910C, as ../operators.csv says: AiCore, AICPU, view, host or unknown."""
+"""The unit on which an operator runs on a 910C, from ../operators.csv: AiCore, AICPU, view, host or unknown."""
 
 import csv
 import functools
@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 PYTHON_OPERATIONS = {}
-"""Operations of torch.ops whose CPU kernel is a Python function: what they call is recorded and counted."""
+"""Operations of torch.ops whose CPU kernel is a Python function. Operators that they call are recorded and counted."""
 
 TABLE = Path(__file__).resolve().parents[1] / "operators.csv"
 
@@ -25,7 +25,7 @@ class Call:
         return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
     def dtype(self, of):
-        """Name of the dtype that a row's list is about, `source->destination` for a cast."""
+        """Name of the dtype that a row of the table is about; `source->destination` for a cast."""
         if of.startswith("copy: source"):
             source, destination = (self.args[1], self.args[0]) if len(self.tensors) > 1 else (self.args[0], self.out)
             return f"{dtype_name(source.dtype)}->{dtype_name(destination.dtype)}"
@@ -45,7 +45,7 @@ def dtype_name(dtype):
 
 
 def float_scalar_is_lost(call):
-    """A comparison of floats with a Python number that the dtype cannot hold runs in float64."""
+    """Return whether a comparison of floats runs in float64, because their dtype cannot hold the Python number."""
     number = call.arg(1, "other")
     if isinstance(number, torch.Tensor) or not isinstance(number, (int, float)):
         return False
@@ -75,7 +75,7 @@ def by_mask(call):
 
 
 def strided(tensor):
-    """Whether two or more dimensions are strided and fewer than 32 elements lie side by side."""
+    """Return whether two or more dimensions are strided and fewer than 32 elements lie side by side."""
     run, at = 1, tensor.dim() - 1
     while at >= 0 and (tensor.stride(at) == run or tensor.size(at) == 1):
         run, at = run * tensor.size(at), at - 1
@@ -107,16 +107,16 @@ CONDITIONS = {
     ),
     "called with a dtype": lambda call: True,
 }
-"""By the table's sentence, whether it holds for a call. A row with another sentence is taken not to hold."""
+"""Functions that tell whether a condition of the table holds for a call. Other conditions count as not holding."""
 
 
 OTHER_NAMES = {"aten::rand": "aten::uniform_", "aten::split_with_sizes": "aten::split"}
-"""What runs for an operator that the table does not list."""
+"""Operators that run in place of operators that the table does not list."""
 
 
 @functools.cache
 def table():
-    """{operator: its rows}."""
+    """Return {operator: its rows in operators.csv}."""
     rows = {}
     with TABLE.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -138,7 +138,7 @@ def unit(operator, call):
     dtype = dtype_name(call.tensors[0].dtype) if call.tensors else ""
     for row in rows_of(operator):
         if row["of"].startswith("copy:") and "both" not in row["of"]:
-            continue  # between host and device: meter.py
+            continue  # copies between host and device: see meter.py
         if row["condition"] and not CONDITIONS.get(row["condition"], lambda call: False)(call):
             continue
         dtype = call.dtype(row["of"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators but attention, in plain torch. N is the number of tokens of a step."""
+"""Operators other than attention, in plain torch. N is the number of tokens of a step."""
 
 import sys
 
@@ -9,7 +9,7 @@ from .calls import counted
 
 
 def npu_format_cast(x, acl_format):
-    """A tensor has one layout here."""
+    """Return the tensor unchanged: the stand-in has only one layout."""
     return x
 
 
@@ -68,7 +68,7 @@ def npu_apply_rotary_pos_emb(query, key, cos, sin):
 
 @counted
 def npu_top_k_top_p(logits, p, k):
-    """logits [B, V], p float[B] or None, k int[B] or None: logits with what lies outside set to -inf."""
+    """logits [B, V], p float[B] or None, k int[B] or None: logits with excluded tokens set to -inf."""
     rows = logits.shape[0]
     assert all(bound is None or bound.shape == (rows,) for bound in (p, k)), (logits.shape, p, k)
     values, order = logits.sort(-1)
@@ -121,7 +121,7 @@ class SlotMappingKernel:
 
 
 def install_slots():
-    """Called when the worker has imported everything; 0.11 maps slots in NumPy."""
+    """Install the kernel once the worker has imported everything. vllm-ascend 0.11 maps slots in NumPy instead."""
     for name in ("vllm.v1.worker.block_table", "vllm_ascend.worker.block_table"):
         if hasattr(sys.modules.get(name), "_compute_slot_mapping_kernel"):
             sys.modules[name]._compute_slot_mapping_kernel = SlotMappingKernel()

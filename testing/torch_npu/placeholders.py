@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that vllm-ascend imports by name: those that hold nothing a CPU could do, sleep mode, and what its build
-writes."""
+"""Modules that vllm-ascend imports by name: modules without anything a CPU could run, sleep mode, and the module that
+its build writes."""
 
 import sys
 import types
@@ -28,7 +28,7 @@ MODULES = {
 
 
 def build_info(name):
-    """What vllm-ascend's build notes of the device."""
+    """Return what vllm-ascend's build records of the device under this name."""
     values = {"__soc_version__": "ASCEND910B1", "__device_type__": "A2", "__sleep_mode_enabled__": True}
     if is_a3():
         values |= {"__soc_version__": "ASCEND910_9391", "__device_type__": "A3"}

@@ -15,14 +15,14 @@ ROUNDS = 1000
 
 
 def simulated(rng, questions, answers):
-    """Right answers of two arms to easy, hard and even questions."""
+    """Return two arms' numbers of right answers to questions of mixed difficulty."""
     chances = rng.choice([0.02, 0.3, 0.5, 0.8, 0.97], questions)
     return (rng.binomial(answers, chances).tolist() for _ in range(2))
 
 
 @pytest.mark.parametrize(("questions", "answers"), [(30, 8), (100, 1)])
 def test_intervals_cover_the_truth(questions, answers):
-    """95 to 97 %, as far as four standard errors tell, of 0, the arms' difference."""
+    """The arms do not differ, so 95 to 97 % of the intervals contain 0, give or take four standard errors."""
     rng, held = np.random.default_rng(1), 0
     for _ in range(ROUNDS):
         difference = statistics.difference(*simulated(rng, questions, answers), answers)
@@ -52,7 +52,7 @@ def test_paired_test_is_the_share_of_sign_patterns(pairs):
 
 @pytest.mark.parametrize("questions", [1, 4, 30])
 def test_equal_differences_are_no_certain_ones(questions):
-    """The next question may do otherwise; with few of them the interval agrees with the test, which sees nothing."""
+    """The interval keeps a width although the standard error is 0; it includes 0 exactly if the test finds nothing."""
     off, on = [1] * questions, [4] * questions
     found, mirrored = statistics.difference(off, on, 4), statistics.difference(on, off, 4)
     assert (found.value, found.standard_error) == (0.75, 0)

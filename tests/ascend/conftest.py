@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models, prompts and the reference engine; see ascend_engine for how engines of two platforms live side by side."""
+"""Models, prompts and engines. ascend_engine explains how engines of two platforms run side by side."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def pytest_addoption(parser):
 
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory):
-    """Makes a tiny Qwen3 with attention heads of this shape."""
+    """Return a function that saves a tiny Qwen3 with attention heads of a given shape."""
 
     def make(seed=0, **shape):
         folder = tmp_path_factory.mktemp("qwen3")
@@ -33,24 +33,24 @@ def make_model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model(make_model):
-    """Heads of 128, as every Qwen3 has: npu_apply_rotary_pos_emb."""
+    """A tiny Qwen3 with heads of size 128, as in every Qwen3; npu_apply_rotary_pos_emb needs it."""
     return make_model(num_attention_heads=2, num_key_value_heads=1, head_dim=128)
 
 
 cpu = started(Engine, platform="cpu")
-"""vLLM's own CPU backend: the reference."""
+"""Engine on vLLM's own CPU backend, the reference."""
 
 
 plain = started(Engine)
-"""vllm-ascend without speculation."""
+"""Engine on vllm-ascend without speculation."""
 
 
 sam = started(Engine, sam={"threshold": 8}, k=3)
-"""The article's switch: k = 3 while at most 8 requests run."""
+"""Engine with the article's switch: k = 3 while at most 8 requests run."""
 
 
 without = started(Engine, additional_config={"sam_verify": "seeded"})
-"""Seeded sampling without speculation."""
+"""Engine with seeded sampling and without speculation."""
 
 
 graphs = started(
@@ -60,7 +60,7 @@ graphs = started(
     max_num_seqs=16,
     compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]},
 )
-"""Seeded verification with captured graphs of decoding: sizes 4 to 24, drafts of 3 tokens up to 5 requests."""
+"""Engine with seeded verification and decoding graphs of 4 to 24 tokens. It drafts 3 tokens up to 5 requests."""
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +71,7 @@ def prompts():
 
 @pytest.fixture(scope="session")
 def npu_unit():
-    """Results of the checks in npu_unit.py by name: None, or the text of what was raised."""
+    """Return the results of the checks in npu_unit.py by name: None, or the text of the exception."""
     out, _ = start("npu", str(HERE / "npu_unit.py")).communicate()
     assert out, "npu_unit.py failed: see its standard error"
     return json.loads(out)
@@ -79,5 +79,5 @@ def npu_unit():
 
 @pytest.fixture
 def checked(request, npu_unit):
-    """The check of npu_unit.py with the test's name, which is all of such a test."""
+    """Assert that the check of npu_unit.py with the test's name passed; the test itself does nothing else."""
     assert npu_unit[request.node.originalname.replace("test_", "check_", 1)] is None

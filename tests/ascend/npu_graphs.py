@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of captured graphs that need no engine; npu_unit runs them, and test_graphs stands for them."""
+"""Checks of captured graphs that need no engine. npu_unit.py runs them, and test_graphs.py reports them as tests."""
 
 import multiprocessing
 import tempfile
@@ -10,7 +10,7 @@ import torch
 
 
 def set_ascend_config():
-    """What 0.23's sampler and runner read of the configuration, upstream's defaults."""
+    """Set upstream's defaults for the settings that the sampler and the runner of 0.23 read."""
     import vllm_ascend.ascend_config as module
 
     verification = types.SimpleNamespace(
@@ -21,9 +21,9 @@ def set_ascend_config():
 
 
 def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), vllm=False):
-    """A runner that drafts 3 tokens, with its graphs, as far as dispatch needs it; ranks: its number, and of how many.
+    """Return a runner that drafts 3 tokens, with the attributes that graph dispatch needs. ranks: (rank, size).
 
-    vllm: vLLM's own runner, which on a GPU captures its graphs.
+    vllm: whether to return vLLM's own runner, which captures its graphs on a GPU.
     """
     from vllm.config import CompilationConfig
     from vllm.v1.attention.backend import AttentionCGSupport
@@ -63,7 +63,7 @@ def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), vll
 
 
 def graph_of(runner, lengths, **how):
-    """The graph for requests of so many tokens: mode, its tokens and requests, and the most tokens that a rank has."""
+    """Return the graph for requests of these lengths: its mode, tokens, requests, and the most tokens of any rank."""
     mode, graph, _, across, _ = runner._determine_batch_execution_and_padding(
         num_tokens=sum(lengths),
         num_reqs=len(lengths),
@@ -128,7 +128,7 @@ def check_graphs_of_full_and_piecewise():
 
 
 STEPS_OF_RANKS = [
-    # tokens a request on each of two ranks, the graph that both run with their own numbers of requests
+    # tokens of each request on rank 0 and on rank 1, mode and tokens of the common graph, requests of each rank
     ([4] * 5, [1] * 9, ("FULL", 20), (5, 20)),
     ([4] * 2, [1] * 30, ("FULL", 32), (8, 32)),
     ([1] * 3, [4] * 8, ("FULL", 32), (32, 8)),
@@ -145,18 +145,18 @@ def rank_of_data_parallelism(rank, path, answers):
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     module.get_dp_group = lambda: types.SimpleNamespace(cpu_group=torch.distributed.group.WORLD)
-    module.should_skip_allreduce_across_dp_group = lambda *args: False  # as a mixture of experts needs it
+    module.should_skip_allreduce_across_dp_group = lambda *args: False  # a mixture of experts needs the exchange
     module.oproj_tp_enable = module.embedding_tp_enable = lambda: False
     runner = graph_runner("FULL_DECODE_ONLY", ranks=(rank, 2))
     found = [graph_of(runner, step[rank]) for step in STEPS_OF_RANKS]
-    # a rank without requests keeps step by a dummy run (execute_dummy_batch)
+    # a rank without requests runs a dummy batch (execute_dummy_batch)
     idle = {"force_uniform_decode": True} if rank else {}
     found.append(graph_of(runner, [4] if rank else [1] * 9, **idle))
     answers.put((rank, found))
 
 
 def check_ranks_of_data_parallelism_agree_on_a_graph():
-    """Two ranks over gloo, the real exchange of sizes and modes; one drafts and the other does not."""
+    """Two ranks exchange sizes and modes over gloo, as in an engine; in most steps only one of them drafts."""
     processes = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         answers = processes.SimpleQueue()
@@ -202,7 +202,7 @@ def check_vllms_own_runner_pads_for_its_graphs():
 
 
 def check_sleep_forgets_all_captured_graphs():
-    """As with enable_sleep_mode_extra_cleanup, which captures them again after waking up."""
+    """With enable_sleep_mode_extra_cleanup an engine drops its graphs, and captures them again after it wakes up."""
     from vllm_ascend.compilation import acl_graph
     from vllm_ascend.device_allocator.sleep_mem_optimized import AclGraphSleepWakeupManager as Manager
 

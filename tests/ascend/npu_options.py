@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the options of method sam, and of settings that exclude it; npu_unit runs them, and test_options
-stands for them."""
+"""Checks of the options of method sam, and of settings that method sam refuses. npu_unit.py runs the checks, and
+test_options.py reports them as tests."""
 
 import sys
 import tempfile
@@ -19,7 +19,7 @@ PLUGIN = {
 
 
 def configured(speculative, additional=None, **engine):
-    """The speculative_config of an engine that is not started."""
+    """Return the speculative_config for these engine arguments. No engine is started."""
     import vllm_ascend.ascend_config
     from vllm.engine.arg_utils import EngineArgs
 
@@ -61,7 +61,7 @@ def check_pipelines_and_models_that_keep_a_state_are_refused():
 
 
 def check_processors_of_logits_are_refused():
-    """vllm-ascend would apply them to the rows behind drafts alone."""
+    """vllm-ascend would apply the processors only to the row after the last draft token of each request."""
     processors = ["some.module:Processor"]
     refused("cannot apply the engine's argument logits_processors to drafts", SAM, logits_processors=processors)
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(sys, "path", [*sys.path, folder]):
@@ -86,7 +86,7 @@ def check_settings_that_change_the_distribution_or_the_noise_are_refused():
 
 
 def check_full_graphs_are_refused():
-    """Without speculation they are upstream's."""
+    """An engine without speculation keeps full graphs."""
     sentence = "speculative method 'sam' has no full graphs in vllm-ascend 0.11"
     refused(sentence, SAM, **graphs("FULL_DECODE_ONLY"))
     refused(sentence, SAM, {"torchair_graph_config": {"enabled": True}, "refresh": True}, **graphs("NONE"))

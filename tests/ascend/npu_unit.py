@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of vllm-ascend's and the stand-in's functions that need no engine, all in one process on platform npu.
+"""Checks of functions of vllm-ascend and of its stand-in that need no engine. All run in one process on platform npu.
 
-usage: npu_unit.py   (prints one JSON object, {check: null, or the text of what it raised})
-A check is a function of this module, npu_graphs, npu_options or client_checks whose name begins with `check_`; each
-stands for one test.
+usage: npu_unit.py   (prints one JSON object: the name of each check, with null or the text of the exception)
+A check is a function of this module, npu_graphs, npu_options or client_checks whose name begins with `check_`. A test
+reports the result of each check.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ from npu_graphs import set_ascend_config
 
 
 def check_rank_of_data_parallelism_names_the_history():
-    """In 0.11; with 0.23 an engine has one."""
+    """This check is for vLLM 0.11. With 0.23, test_history.py starts an engine with a data-parallel rank."""
     from vllm_ascend.spec_decode import get_spec_decode_method
 
-    group = mock.patch("vllm.distributed.parallel_state.get_tp_group")  # whose rank is the first
+    group = mock.patch("vllm.distributed.parallel_state.get_tp_group")  # a mock counts as the first rank
     with tempfile.TemporaryDirectory() as folder, group:
         config = types.SimpleNamespace(
             speculative_config=types.SimpleNamespace(num_speculative_tokens=3, sam={"history": folder}),
@@ -45,7 +45,7 @@ def check_rank_of_data_parallelism_names_the_history():
 
 
 def graph_sizes(method):
-    """How many of 67 batch sizes get a graph for a target of 48 layers, speculating by `method` with such a draft."""
+    """Return how many of 67 batch sizes get a graph if the target and the draft model of `method` have 48 layers."""
     from vllm_ascend.utils import update_aclgraph_sizes
 
     compilation = types.SimpleNamespace(cudagraph_capture_sizes=list(range(1, 68)))
@@ -65,7 +65,7 @@ def check_graph_sizes_count_no_draft_layers():
 
 
 def check_rows_of_allowed_tokens_move_with_their_requests():
-    """In the batches of vllm-ascend 0.11 and vLLM 0.11."""
+    """Check the input batches of vllm-ascend 0.11 and of vLLM 0.11."""
     from vllm.v1.worker import gpu_input_batch
     from vllm_ascend.worker import npu_input_batch
 
@@ -74,7 +74,7 @@ def check_rows_of_allowed_tokens_move_with_their_requests():
 
 
 def check_upstreams_verification_returns_logprob_token_ids():
-    """Aligned with the tokens, in a batch with another request's log-probabilities."""
+    """The log-probabilities belong to the accepted tokens, also where another request asks for the 2 best tokens."""
     from vllm.v1.sample.logits_processor import LogitsProcessors
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.sampler import Sampler
@@ -88,7 +88,7 @@ def check_upstreams_verification_returns_logprob_token_ids():
     logits = torch.randn(ends[-1], 50)
     logprobs, of_drafts = logits.log_softmax(1), [i for i in range(len(logits)) if i not in ends - 1]
     drafts = [part.tolist() for part in logits[of_drafts].argmax(1).split(counts)]
-    drafts[3][1] = 49 - drafts[3][1]  # is refused
+    drafts[3][1] = 49 - drafts[3][1]  # a draft token that is refused
     metadata = SpecDecodeMetadata.make_dummy(drafts, torch.device("cpu"))
     metadata.bonus_logits_indices, metadata.target_logits_indices = torch.tensor(ends - 1), torch.tensor(of_drafts)
     given = dict.fromkeys(field.name for field in dataclasses.fields(SamplingMetadata))
@@ -124,14 +124,14 @@ if __name__ == "__main__":
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if not OLD:
-        import vllm_ascend.worker.worker  # noqa: F401  its modules import each other: this order works
+        import vllm_ascend.worker.worker  # noqa: F401  avoids a circular import of its modules
     modules = (npu_options, npu_graphs, client_checks)
     for name, check in [*globals().items(), *(item for module in modules for item in vars(module).items())]:
         if not name.startswith("check_"):
             continue
         try:
             results[name] = check()
-        except BaseException as error:  # pytest.raises has its own
+        except BaseException as error:  # pytest.raises fails with a BaseException
             results[name] = f"{type(error).__name__}: {error}"
     channel.write(json.dumps(results))
     channel.close()

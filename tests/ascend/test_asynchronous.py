@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts under asynchronous scheduling: the same texts, and indexes that hold the answers and nothing else."""
+"""With asynchronous scheduling, drafts do not change the texts, and the index holds the answers and nothing else."""
 
 import device_costs as costs
 import pytest
@@ -25,7 +25,7 @@ tight = started(
     enable_sleep_mode=True,
     environment={"VLLM_ASCEND_ENABLE_NZ": "0"},
 )
-"""Drafts of 3 tokens while at most 6 requests run, in a cache of 6 blocks, prompts in chunks of 48."""
+"""Engine that drafts 3 tokens while at most 6 requests run. Its KV cache has 6 blocks, prompt chunks 48 tokens."""
 
 
 def test_the_engine_schedules_asynchronously(tight, plain, graphs):
@@ -33,8 +33,8 @@ def test_the_engine_schedules_asynchronously(tight, plain, graphs):
 
 
 def test_drafts_are_verified_and_counted(cpu, sam, prompts):
-    """Steps count the drafts that they verified, not the placeholders they were planned with."""
-    before, lengths = sam.drafter(), [60] * 4 + [1] * 4  # those of one token have no draft
+    """The counters count the drafts that steps verified, not the placeholders that were planned."""
+    before, lengths = sam.drafter(), [60] * 4 + [1] * 4  # an answer of one token has no draft
     assert sam.run(prompts[:8], lengths) == cpu.run(prompts[:8], lengths)
     speculated(sam)
     after = sam.drafter()
@@ -42,7 +42,7 @@ def test_drafts_are_verified_and_counted(cpu, sam, prompts):
 
 
 def test_while_off_steps_are_planned_without_placeholders(cpu, sam, prompts):
-    """The engine hears of the switch with the output of a step, so it acts on the step after the next."""
+    """The engine learns the state of the switch from the output of a step, so planning changes two steps later."""
     lengths = [16] * 8 + [40] * 4
     sam.ask("note_plans")
     assert sam.run(prompts[:12], lengths) == cpu.run(prompts[:12], lengths)
@@ -54,7 +54,7 @@ def test_while_off_steps_are_planned_without_placeholders(cpu, sam, prompts):
 
 
 def test_while_off_what_is_sampled_is_indexed(cpu, sam, prompts):
-    """Read up to 32 steps at once."""
+    """While the switch is off, the drafter reads the sampled tokens of up to 32 steps at once."""
     lengths = [90 - 5 * (i % 3) for i in range(12)]
     sam.ask("note_answers")
     before = sam.pool()["appended"]
@@ -68,12 +68,12 @@ def test_while_off_what_is_sampled_is_indexed(cpu, sam, prompts):
 
 @pytest.fixture(scope="module")
 def trained(make_model):
-    """The model with other weights."""
+    """Return the folder of the same model with other weights."""
     return make_model(1, num_attention_heads=2, num_key_value_heads=1, head_dim=128)
 
 
 def test_a_request_with_penalties_joins_while_the_switch_is_off(cpu, plain, sam, prompts):
-    """The runner then completes the output tokens of all requests, also of those whose last tokens are not read yet."""
+    """For penalties the runner completes the output tokens of all requests, including tokens that are not read yet."""
     minimum = {"min_tokens": 30, "stop_token_ids": list(range(0, VOCAB, 2))}
     each = [{}] * 11 + [minimum] + [{"repetition_penalty": 1.3}] * 2
     for shortest in (20, 60):
@@ -87,8 +87,8 @@ def test_a_request_with_penalties_joins_while_the_switch_is_off(cpu, plain, sam,
 
 @pytest.mark.parametrize("threshold", [6, 0], ids=["drafting", "switched off"])
 def test_new_weights_in_a_pause_and_asleep(cpu, tight, trained, model, prompts, threshold):
-    """Requests that were running go on with the new weights behind what they have; others had begun nothing."""
-    prompts = prompts[:10]  # of which 6 run, one in each block
+    """Running requests keep their tokens and continue with the new weights; the other requests have not begun yet."""
+    prompts = prompts[:10]  # 6 of them run, each in one block
     old = cpu.run(prompts, 40)
     tight.ask("keep_off", threshold=threshold)
     tight.ask("note_answers", feed_all=True)
@@ -105,8 +105,8 @@ def test_new_weights_in_a_pause_and_asleep(cpu, tight, trained, model, prompts, 
 
 
 def test_a_step_waits_no_more_than_one_of_a_plain_engine_that_schedules_asynchronously():
-    """With the switch off it launches no more either. Steps with `sam` are planned with placeholders, drafts or
-    none."""
+    """While the switch is off, a step also launches no more kernels. Steps with `sam` are planned with placeholders,
+    whether or not there are drafts."""
     settings, batch, layers, sam = {"async_scheduling": True}, 4, 2, {"min_prob": 0, "threshold": 64}
     arms = {
         "plain": costs.Arm(None, settings, costs.SAMPLED, False, None),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator check over the stand-in."""
+"""Tests of the operator check (llm_rl.check_operators) on the stand-in for torch_npu."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ TINY = Path(__file__).resolve().parents[2] / "llm_rl" / "qwen3" / "tiny"
 @pytest.mark.skipif(not OLD, reason="tests/evaluation has it on vLLM's own platform")
 def test_decoding_and_verification_agree(tmp_path):
     model = shutil.copytree(TINY, tmp_path / "model")
-    # 0.11's transformers cannot read the one of version 5
+    # the transformers of vLLM 0.11 cannot read a tokenizer config of transformers 5
     (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     words = ["--model", str(model), "--dtype", "float32", "--tokens", "48"]
     words += ["--engine", json.dumps({"num_gpu_blocks_override": 64})]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's client of several data-parallel engines; test_experts.py has two of them, whose requests it spreads."""
+"""Tests of vLLM's client of several data-parallel engines; in test_experts.py it serves two real engines."""
 
 import pytest
 

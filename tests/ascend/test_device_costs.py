@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device would wait for and run on its AICPU: a step with drafts and one without, layer by layer.
+"""Tests of the waits, launches, copies and AICPU operators of a step with drafts, compared with a plain step.
 
-Counted over the stand-in with its meter; `make device-costs` prints the tables.
+The meter of the stand-in for torch_npu counts them; `make device-costs` prints the tables.
 """
 
 import json
@@ -15,14 +15,14 @@ BATCH, LAYERS = 4, 2
 
 @pytest.fixture(scope="module")
 def measured():
-    """Arms, and the events of a step of each. In graphs the code of a step is that of eager ones."""
+    """Return the arms, and the events of a step of each arm. With graphs a step runs the same code as an eager step."""
     arms = costs.arms(graphs=False)
     found = costs.measure(arms, (BATCH,), (LAYERS,))
     return arms, {name: batches[BATCH][LAYERS] for name, batches in found.items()}
 
 
 def pairs(measured, drafts):
-    """(name, events, those of the engine without speculation) of each step that drafts, or whose switch is off."""
+    """Yield (name, events, events without speculation) for each arm that drafts, or for each whose switch is off."""
     arms, found = measured
     for name, arm in arms.items():
         if arm.baseline and arm.drafts is drafts:
@@ -45,14 +45,14 @@ def test_a_sampled_step_waits_for_its_tokens_alone(measured):
 
 
 def test_a_verifying_step_launches_few_more_kernels(measured):
-    """Which draft is whose is found out on the host: on the device it took a hundred."""
+    """The host assigns the drafts to requests: on the device this took a hundred kernels."""
     for name, ours, plain in pairs(measured, drafts=True):
         more = costs.total(ours, "launch") - costs.total(plain, "launch")
         assert more <= (34 if "log-prob" in name else 20), (name, more)
 
 
 def test_a_verifying_step_copies_little_more_to_the_device(measured):
-    """The indices of its logits, and in 0.11 the tokens that log-probabilities are gathered for."""
+    """The two copies are the indices of logits and, in 0.11, the tokens whose log-probabilities are gathered."""
     for name, ours, plain in pairs(measured, drafts=True):
         more = costs.total(ours, "copy") - costs.total(plain, "copy")
         assert more <= 2, (name, more)
@@ -66,7 +66,7 @@ def test_a_verifying_step_runs_nothing_on_the_aicpu_that_a_plain_one_does_not(me
 
 
 def test_with_the_switch_off_the_step_is_the_plain_one(measured):
-    """0.23 fills its numbers of accepted tokens by a copy where speculation was asked for, else by a kernel."""
+    """vLLM 0.23 fills the numbers of accepted tokens by a copy with speculation, and by a kernel without."""
     for name, ours, plain in pairs(measured, drafts=False):
         assert sorted(dear(ours)) == sorted(dear(plain)), name
         assert costs.total(ours, "launch", "copy") == costs.total(plain, "launch", "copy"), name
@@ -88,7 +88,7 @@ json.dump([events, logits.isinf().nonzero().tolist()], sys.stdout)
 
 @pytest.mark.skipif(OLD, reason="requests with min_tokens are not drafted")
 def test_min_tokens_behind_drafts_waits_for_nothing(tmp_path):
-    """Request 1 has reached it with its drafts; 0 and 3 have not."""
+    """Request 1 reaches min_tokens with its drafts; requests 0 and 3 do not, so their stop tokens are masked."""
     program = tmp_path / "behind_drafts.py"
     program.write_text(BEHIND_DRAFTS)
     printed, _ = start("metered", str(program)).communicate()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts over the ranks of data parallelism, as verl 0.9.1's servers run it; tests/rollout has verl
-0.6.1's.
+"""Tests of a mixture of experts over data-parallel ranks, as the servers of verl 0.9.1 run it; tests/rollout tests
+verl 0.6.1.
 
-The reference is one rank that holds all experts and does not speculate, an Atlas A2; the others are an A3.
+The reference is an Atlas A2 with one rank, which holds all experts and does not speculate. Two ranks run as an A3.
 """
 
 import pytest
@@ -21,7 +21,7 @@ SPREAD["additional_config"] = {"enable_fused_mc2": 1}
 LENGTHS = [30 + 10 * i for i in range(7)]
 SEEDS = [{"temperature": 1.0, "seed": seed} for seed in range(7)]
 ENDS = [{"stop": STOPS[i % len(STOPS)], "min_tokens": 4 * i} for i in range(7)]
-"""Some answers end inside a draft, and their experts with them."""
+"""Sampling parameters with stop strings, so that some answers, and their recorded experts, end inside a draft."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def mixture(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(mixture, prompts):
-    """Greedy and sampled answers of one rank, each with the experts of its tokens, for verl's router replay (R3)."""
+    """Return answers of one rank, each with the experts of its tokens, which verl's router replay (R3) needs."""
     engine = Engine(mixture, additional_config={"sam_verify": "seeded"}, **SIZES, **RECORD)
     answers = [(engine.run(prompts[:7], LENGTHS, each=each), engine.routed_experts) for each in (None, SEEDS, ENDS)]
     engine.stop()
@@ -44,7 +44,7 @@ def expected(mixture, prompts):
 
 
 def test_recorded_experts_are_those_without_speculation(mixture, expected, prompts):
-    """On one rank: over several, vllm-ascend's recorder ends the engine."""
+    """The engine has one rank: with several ranks, vllm-ascend's recorder of experts ends the engine."""
     engine = Engine(mixture, sam={"verify": "seeded", "threshold": 5}, **SIZES, **RECORD)
     for answers, each in zip(expected, (None, SEEDS, ENDS), strict=True):
         assert (engine.run(prompts[:7], LENGTHS, each=each), engine.routed_experts) == answers
@@ -53,7 +53,7 @@ def test_recorded_experts_are_those_without_speculation(mixture, expected, promp
 
 
 def test_answers_are_those_of_one_rank_without_speculation(mixture, expected, prompts):
-    """By the fused operator, in graphs."""
+    """Two ranks run the fused expert operator in graphs."""
     (greedy, _), (sampled, _), _ = expected
     spread = Engine(mixture, "a3", sam={"verify": "seeded", "threshold": 5}, **SIZES, **SPREAD)
     before = spread.ask("calls")[0]

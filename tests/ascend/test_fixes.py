@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upstream bugs that stand in the way of drafting; the checks themselves are in npu_unit."""
+"""Tests of fixes of upstream bugs that prevent drafting; the checks are in npu_unit.py."""
 
 import pytest
 from ascend_engine import OLD

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captured graphs of decoding: every step of decoding hits one, and the answers stay the same."""
+"""Tests of captured graphs: every decoding step runs a graph, and the answers stay the same."""
 
 import pytest
 from ascend_engine import OLD
@@ -10,13 +10,13 @@ K = 3
 
 
 def decoding(steps):
-    """The steps in which no prompt is read: all their requests have 1 or K + 1 tokens."""
+    """Return the steps that read no prompt: each of their requests has 1 or K + 1 tokens."""
     return [step for step in steps if set(step.lengths) <= {1, K + 1}]
 
 
 def test_every_step_of_decoding_hits_a_graph(cpu, graphs, prompts):
-    """Above the threshold of 5 requests a graph of one token a request, below it one of K + 1, padded where it must
-    be."""
+    """A step above the threshold of 5 requests runs a graph of 1 token per request. Other steps run one of 1 or K + 1
+    tokens per request. Both are padded to the next size."""
     lengths = [40 + 5 * i for i in range(12)]
     graphs.steps()
     before = graphs.drafter()

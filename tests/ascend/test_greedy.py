@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculation on vllm-ascend changes nothing: greedy answers equal those without, token for token."""
+"""Speculation on vllm-ascend does not change a single token of greedy answers."""
 
 import pytest
 from ascend_engine import DECODE, OLD
@@ -17,7 +17,7 @@ def test_sam_equals_the_cpu_backend(cpu, plain, sam, prompts):
 
 
 def test_a_resumed_answer_keeps_its_group(cpu, sam, prompts):
-    """Drafts of an answer that is sent anew as prompt and first part come from an earlier answer of the same name."""
+    """A resumed answer is sent as its prompt and its first part; drafts come from an earlier answer of its group."""
     (answer,) = cpu.run(prompts[40:41])
     name = [{"extra_args": {"sam_group": "task"}}]
     assert sam.run(prompts[40:41], each=name) == [answer]
@@ -34,7 +34,7 @@ def test_salts_share_nothing(sam):
 
 
 def test_switch_turns_at_the_exact_batch_size(cpu, sam, prompts):
-    """The decision of a step acts on the next: drafts follow a step of 8 requests, never one of 9 or more."""
+    """Each step decides for the next step: drafts may follow a step with 8 requests, never a step with 9 or more."""
     lengths = [30 + 6 * i for i in range(12)]
     before = sam.drafter()
     assert sam.run(prompts[:12], lengths) == cpu.run(prompts[:12], lengths)
@@ -50,7 +50,7 @@ def test_switch_turns_at_the_exact_batch_size(cpu, sam, prompts):
 
 
 def test_requests_that_arrive_turn_it_off_and_their_end_on_again(cpu, sam, prompts):
-    """8 requests draft, 4 more arrive while their drafts are scheduled: those are verified and no others follow."""
+    """4 requests arrive while drafts of 8 others are scheduled. These drafts are verified, and no others follow."""
     prompts, lengths = prompts[:12], [90] * 8 + [20] * 4
     assert sam.run(prompts, lengths, stagger=2) == cpu.run(prompts, lengths)
     running = [int(row[2]) for row in sam.rows]
@@ -61,7 +61,7 @@ def test_requests_that_arrive_turn_it_off_and_their_end_on_again(cpu, sam, promp
 
 
 def test_off_costs_nothing(cpu, sam, prompts):
-    """Above the threshold a step is that of an engine without speculation: the decode operator, one token a request."""
+    """Above the threshold a step runs the decode operator with one token per request, as without speculation."""
     before, calls = sam.drafter(), sam.ask("calls")[0]
     assert sam.run(prompts, 20) == cpu.run(prompts, 20)
     after, calls_after = sam.drafter(), sam.ask("calls")[0]
@@ -71,14 +71,14 @@ def test_off_costs_nothing(cpu, sam, prompts):
     decode = calls_after[DECODE] - calls.get(DECODE, 0)
     assert decode >= 2 * (len(off) - 2)  # 2 layers; at most two of these steps hold prompts
     within = sum(0 < row[2] <= 8 for row in sam.rows)
-    # an engine that schedules asynchronously begins up to two steps more than it needs
+    # with asynchronous scheduling an engine begins up to two steps that it does not need
     assert within <= after["steps_on"] - before["steps_on"] <= within + (0 if OLD else 2)
     assert after["proposed"] - before["proposed"] <= K * sum(row[2] for row in sam.rows if row[2] <= 8)
 
 
 @pytest.mark.parametrize("requests", [6, 32])
 def test_every_sampled_token_is_fed_once(cpu, sam, prompts, requests):
-    """With the switch on and off, and none that a step samples behind the end of an answer."""
+    """Tokens that a step samples after the end of an answer are not indexed. With 32 requests the switch is off."""
     before = sam.pool()["appended"]
     answers = sam.run(prompts[:requests], 40)
     settled(sam)
@@ -87,7 +87,7 @@ def test_every_sampled_token_is_fed_once(cpu, sam, prompts, requests):
 
 
 def test_pool_is_empty_after_the_last_request(cpu, sam, prompts):
-    """Also after one that is aborted, which leaves the others their answers."""
+    """One request is aborted. The pool is still empty at the end, and the other answers do not change."""
     kept, answers = cpu.run(prompts[:6]), sam.run(prompts[:6], abort={2})
     speculated(sam)
     assert settled(sam)["requests"] == sam.pool()["slots_open"] == 0

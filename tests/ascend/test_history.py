@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine that is started again drafts from what the one before it had answered, and answers the same."""
+"""A restarted engine drafts from the answers of the previous engine, and gives the same answers."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from sam_core import Pool
 
 
 def test_history_outlives_the_engine(model, plain, prompts, tmp_path):
-    """With 0.23 the engine has a data-parallel rank, by which its files are named."""
+    """With vLLM 0.23 the engine has a data-parallel rank, and the name of its history folder contains the rank."""
     few, rank, pool = prompts[:6], 0 if OLD else 1, Pool()
     answers, path = plain.run(few), tmp_path / f"engine-{rank}" / "pool"
     for prompt, answer in zip(few, answers, strict=True):
@@ -30,7 +30,7 @@ def test_history_outlives_the_engine(model, plain, prompts, tmp_path):
     assert engine.ask("random_seed")[0] != 0, "it draws the random numbers that the history may depend on"
     settled(engine)
     engine.stop()
-    os.close(lock(path.with_name("lock"), math.inf))  # the engine's process holds it until it has saved and ended
+    os.close(lock(path.with_name("lock"), math.inf))  # the engine's process holds the lock until it ends
     assert Pool.describe(path)["texts"] == 2 * len(few), "what it answered itself was not saved"
 
 

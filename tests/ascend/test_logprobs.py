@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests with penalties and limits: drafted exactly, or not drafted and counted."""
+"""Tests of requests with penalties and limits. Drafts do not change the answers, or the requests are not drafted."""
 
 import pytest
 from ascend_engine import OLD

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of method sam reach the configuration, and bad ones and settings that exclude it are one sentence.
+"""Options of method sam reach the configuration. Bad options and refused settings give a one-sentence error.
 
-On vllm-ascend's platform (npu_options.py); tests/engine/test_options.py has vLLM's own.
+The checks (npu_options.py) run on vllm-ascend's platform; tests/engine/test_options.py tests vLLM's own platform.
 """
 
 import pytest

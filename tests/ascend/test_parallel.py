@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two tensor-parallel ranks over gloo: the same tokens, one index, the drafts that the first rank decides on by its
-clock."""
+"""Tests of two tensor-parallel ranks over gloo. Both give the same tokens. Only the first rank keeps an index; it
+times steps and decides on the drafts."""
 
 import pytest
 from ascend_engine import OLD, Engine
@@ -23,7 +23,7 @@ def test_two_ranks_give_the_same_tokens_and_only_the_first_keeps_an_index(cpu, p
     assert first["appended"] >= sum(lengths) and first["drafts"] > 0
     assert second["appended"] == second["groups"] == second["tokens"] == 0
     if not OLD:
-        assert pair.ask("scheduling") == [[False, True]] * 2  # asynchronously
+        assert pair.ask("scheduling") == [[False, True]] * 2  # asynchronous scheduling
     seed, same = pair.ask("random_seed")
     assert seed == same != 0, "what it saves would be verified by the random numbers that it was sampled with"
     calls = pair.ask("calls")
@@ -32,7 +32,7 @@ def test_two_ranks_give_the_same_tokens_and_only_the_first_keeps_an_index(cpu, p
 
 @pytest.mark.skipif(OLD, reason="vLLM 0.11 schedules with drafts synchronously")
 def test_every_rank_waits_for_the_tokens_that_it_reads(pair, prompts):
-    """The first rank's are on the host when the scheduler has had them; nobody fetches those of the other."""
+    """The scheduler fetches only the first rank's tokens, so the second rank must wait for its own tokens itself."""
     lengths = [30 + 5 * i for i in range(10)]
     pair.ask("never_pays")
     pair.ask("note_outputs")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Different sampling parameters in batches whose rows move: each answer is that of its request alone.
+"""Requests with different sampling parameters share batches whose rows move; each is answered as if it ran alone.
 
-With vLLM 0.11, where requests whose parameters change logits are not drafted; for 0.23 see test_schedules.py.
+vLLM 0.11 does not draft for requests whose parameters change logits. For 0.23 see test_schedules.py.
 """
 
 import pytest
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not OLD, reason="test_schedules.py holds it")
 
 
 def log_probabilities(engine):
-    """Of each answer; see same_log_probabilities."""
+    """Return the log-probabilities of each answer, in the form that same_log_probabilities compares."""
     return [answer and [dict(map(tuple, position)) for position in answer] for answer in engine.logprobs]
 
 

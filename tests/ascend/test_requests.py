@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of what is drafted, patches/<pin set>/requests.toml, and the installed vLLM."""
+"""The table of drafted requests, patches/<pin set>/requests.toml, agrees with the installed vLLM."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from sam_core.engines.vllm.exclusion import exclusion_reason
 
 @pytest.fixture(autouse=True)
 def without_plugins(monkeypatch):
-    """vllm-ascend's asks for torch_npu."""
+    """Load no plugins: the plugin of vllm-ascend needs torch_npu."""
     monkeypatch.setenv("VLLM_PLUGINS", "")
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded sampling on the real runner: at temperature 1 the text is the same with and without drafts, token for
-token."""
+"""Tests of seeded sampling on the real runner: at temperature 1, drafts do not change a single token of the text."""
 
 import pytest
 from ascend_engine import OLD, Engine
@@ -12,8 +11,8 @@ KNOWN_PROMPT = [5, 44, 17, 60, 2, 31, 9, 52, 23, 38, 11, 47]
 
 @pytest.fixture(scope="module")
 def drafting(model, cpu, tmp_path_factory):
-    """Drafts of 4 tokens in a tight KV cache, 8 blocks, so that requests are preempted; prompts in chunks of 48 tokens;
-    a corpus of one answer."""
+    """Yield an engine that drafts 4 tokens, also from a corpus of one answer. The KV cache has 8 blocks, so that
+    requests are preempted, and prompts are read in chunks of at most 48 tokens."""
     path = tmp_path_factory.mktemp("corpus") / "corpus"
     write_corpus(path, KNOWN_PROMPT + cpu.run([KNOWN_PROMPT])[0])
     engine = Engine(
@@ -32,7 +31,7 @@ def drafting(model, cpu, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def requests(prompts):
-    """12 prompts, four of them twice, with the lengths and sampling of their answers; one is greedy."""
+    """Return 12 prompts, 4 of which occur twice, and the lengths and sampling parameters of their answers."""
     many = [prompts[i] for i in (0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7)]
     limits = ({}, {"top_p": 0.8}, {"top_k": 9})
     each = [{"temperature": 1.0, "seed": 2**40 + i, **limits[i % 3]} for i in range(12)]
@@ -41,7 +40,7 @@ def requests(prompts):
 
 
 def test_seeds_of_requests_have_no_effect(plain, sam, prompts):
-    """Where drafts are verified by rejection sampling: those of a second answer may depend on the seed of the first."""
+    """Rejection sampling must ignore seeds: drafts for a second answer may depend on the seed of the first answer."""
     answers = [engine.run([prompts[0]] * 8, 1, temperature=1.0, seed=5) for engine in (plain, sam)]
     assert [len(set(map(tuple, several))) > 1 for several in answers] == [False, True], answers
 
@@ -72,7 +71,7 @@ def test_corpus_drafts_for_a_prompt_that_was_never_asked(cpu, drafting):
 
 
 def test_neighbour_of_a_request_at_max_model_len_still_drafts(cpu, drafting):
-    """A prompt of 254 tokens leaves no room for a draft; its neighbour drafts on."""
+    """A prompt of 254 tokens leaves no room for a draft; the other request in the batch still drafts."""
     prompts = [list(range(8)) * 4, [7] * 254]
     assert drafting.run(prompts, [60, 2]) == cpu.run(prompts, [60, 2])
     speculated(drafting)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vllm-ascend's rejection sampler over the stand-in."""
+"""Tests of vllm-ascend's rejection sampler on the stand-in for torch_npu."""
 
 import pytest
 from ascend_engine import OLD
@@ -11,7 +11,7 @@ def test_upstreams_verification_returns_logprob_token_ids(checked): ...
 
 
 def test_an_engines_samples_follow_the_models_distribution(sam, model):
-    """By rejection sampling, drafts for batches of any size: 9,984 tokens in pairs."""
+    """Draws 4,992 pairs of tokens by rejection sampling. The switch stays on for all batch sizes."""
     sam.ask("keep_off", threshold=64)
     samples_as_the_model(sam, loaded(model), 4_992, 64)
     sam.ask("keep_off", threshold=8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker in a process of its own, and 0.11's own scheduler, which prefills whole prompts first."""
+"""Tests of a worker in its own process, and of vllm-ascend 0.11's scheduler, which prefills whole prompts first."""
 
 import pytest
 from ascend_engine import OLD, Engine
@@ -13,11 +13,11 @@ apart = started(
     distributed_executor_backend="mp",
     async_scheduling=False,
 )
-"""The worker is a process of its own, and each step waits for the drafts."""
+"""Engine whose worker runs in its own process, and in which each step waits for the drafts."""
 
 
 def test_no_call_asks_for_drafts(cpu, apart, prompts):
-    """A call is a message each way; drafting or not."""
+    """A call to the worker costs a message each way, so the engine must never ask for drafts."""
     apart.ask("refuse_draft_calls")
     lengths = [10, 20, 30, 40, 50, 60]
     assert apart.run(prompts[:6], lengths) == cpu.run(prompts[:6], lengths)
@@ -27,7 +27,7 @@ def test_no_call_asks_for_drafts(cpu, apart, prompts):
 
 @pytest.mark.skipif(OLD, reason="vLLM 0.11 freezes nothing in a worker")
 def test_a_collection_reads_nothing_of_what_the_worker_started_with(apart):
-    """Its process is a fork of one that has frozen what it imported: what is left is the start itself, some 20,000."""
+    """Imports are frozen before the fork. The worker must also freeze some 20,000 objects of its start."""
     assert apart.ask("collected_objects")[0] < 1_000
 
 

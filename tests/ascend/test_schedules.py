@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random schedules of vLLM's own runner and of vllm-ascend's (schedules.py).
+"""Random schedules on vLLM's own runner and on vllm-ascend's (schedules.py).
 
-`pytest tests/ascend/test_schedules.py --schedules 500` runs more of them, `--first-schedule SEED --schedules 1` one of
-them.
+`pytest tests/ascend/test_schedules.py --schedules 500` runs 500 schedules, `--first-schedule SEED --schedules 1` runs
+the schedule of one seed.
 """
 
 import functools
@@ -18,19 +18,19 @@ pytestmark = pytest.mark.skipif(
 )
 PROGRAM = Path(__file__).parents[1] / "common" / "schedules.py"
 SCHEDULES = {"cpu": 15, "npu": 2}
-"""How many of them are run unless --schedules says so; over the stand-in one takes five times as long."""
+"""Default number of random schedules; a schedule takes five times as long on the stand-in for torch_npu."""
 CASES = {"cpu": [], "npu": ["log-probabilities"]}
-"""The schedules of one kind that are run as well, none: all."""
+"""Names of the cases in schedule_cases.py that also run; an empty list runs all cases."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",  # ids that come again
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",  # so that a request can reuse an id
 }
 HAPPENED = ["aborts", "pause", "preemptions", "reset", "turns", "empty steps", "steps with drafts", "steps without"]
 
 
 @pytest.fixture(scope="module")
 def found(request):
-    """What schedules.py finds with a platform; with both at the same time, if both are asked for."""
+    """Return a function that gives the results of schedules.py on a platform. The platforms run in parallel."""
     count, first = request.config.getoption("--schedules"), request.config.getoption("--first-schedule")
     asked = {item.callspec.params.get("platform") for item in request.session.items if hasattr(item, "callspec")}
     processes = {}
@@ -41,7 +41,7 @@ def found(request):
 
     @functools.cache
     def printed(platform):
-        """Where an arm differs, how often it saw what, and the cases by name."""
+        """Return the schedules in which an arm differs, counts of what happened, and the results of cases by name."""
         out, _ = processes[platform].communicate()
         *others, last = map(json.loads, out.splitlines() or ["null"])
         assert last and "covered" in last, "schedules.py failed: see its standard error"
@@ -66,22 +66,22 @@ def agrees(found, name, platform="cpu"):
 
 
 def test_turns_are_those_of_a_plain_engine(found):
-    """Of sessions, with a length of their own, and with ends inside drafts and while steps are in flight."""
+    """The turns of a session have different lengths, and end inside drafts or while steps are in flight."""
     agrees(found, "turns")
 
 
 def test_answers_that_end_by_their_grammar(found):
-    """With ignore_eos, behind the end that the grammar asks for, while a step is in flight."""
+    """The requests also set ignore_eos. A grammar may end while a step is in flight."""
     agrees(found, "grammars")
 
 
 def test_ids_that_come_again(found):
-    """Of requests that were aborted while a step was in flight."""
+    """A new request reuses the id of a request that was aborted while a step was in flight."""
     agrees(found, "ids")
 
 
 def test_prompts_of_embeddings(found):
-    """In rows that had another request's tokens."""
+    """A prompt of embeddings uses a batch row that held the tokens of another request."""
     agrees(found, "embeds")
 
 
@@ -91,7 +91,7 @@ def test_prompt_logprobs_outlive_a_reset(found):
 
 @pytest.mark.parametrize("platform", SCHEDULES)
 def test_log_probabilities(found, platform):
-    """Of chosen tokens together with those of the best."""
+    """Some requests ask for log-probabilities of chosen tokens, others for those of the most likely tokens."""
     agrees(found, "log-probabilities", platform)
 
 
@@ -102,8 +102,8 @@ def test_schedules_reach_everything(found):
 
 
 def test_parameters_are_drafted_as_the_table_says(found):
-    """In patches/<pin set>/requests.toml. Every one of them is in a request, and those that are drafted had drafts
-    accepted."""
+    """The table is patches/<pin set>/requests.toml. Drafts were accepted for each drafted parameter; each refused
+    parameter was in a request, and no draft was verified for it."""
     _, covered, _ = found("cpu")
     held = [group for group in table()["parameters"] + table()["kinds"] if __name__ in group.get("test", "")]
     drafted, refused = ({name for group in held for name in group.get(status, ())} for status in ("drafted", "refused"))

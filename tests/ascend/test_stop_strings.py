@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An answer ends at its stop string also where this ends inside a draft: token ids, log-probabilities and text stop
-there."""
+"""A stop string may end inside a draft. The token ids, log-probabilities and text of the answer still end with the
+stop string."""
 
 from engine_checks import speculated
 

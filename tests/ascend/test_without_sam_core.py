@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A patched engine without the package sam_core: it does what an unpatched one does, and says what it cannot."""
+"""Without the package sam_core, a patched engine works as an unpatched one, and refuses settings that need sam_core."""
 
 import json
 

@@ -21,7 +21,7 @@ NUMBER = r"\d+(?:[.,]\d+)+|(?!10\b)\d\d+"
 
 
 def prose(page):
-    """A page without its blocks in fences."""
+    """The text of a page without its fenced blocks."""
     return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
 
 
@@ -42,7 +42,7 @@ def test_links(page):
 
 @pytest.mark.parametrize("page", PAIRS, ids=lambda page: page.stem)
 def test_languages(page):
-    """Numbers up to ten, which NUMBER leaves out, may be words in the other language."""
+    """Both languages have the same numbers in tables and the same commands. Numbers up to ten may be words."""
     texts = [prose(path) for path in (page, page.with_suffix(".zh.md"))]
     tables = [re.findall(r"^\|.*", text, re.MULTILINE) for text in texts]
     numbers = [[sorted(re.findall(NUMBER, row)) for row in rows] for rows in tables]
@@ -88,7 +88,7 @@ def evidence_in_prose():
 
 
 def replay_in_prose():
-    """The README's figures next to its table of evidence: of the engine on an H100 and, with the plugin, on an H200."""
+    """The figures next to the README's table of evidence: engine replays on an H100, and on an H200 with the plugin."""
     arms = record("engine-replay-h100")["arms"]
     plain, suffix, auto = (arms[arm]["seconds_by_batch"] for arm in ("plain@async", "suffix", "auto@async"))
     over_suffix = [theirs / ours for theirs, ours in zip(suffix, auto, strict=True)]
@@ -124,7 +124,7 @@ def test_picture_of_the_gain_is_that_of_its_record(name):
 
 @pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.parent.name)
 def test_a_row_of_requests_names_a_test_of_its_environment(path):
-    """Or says that there is none."""
+    """Each named test exists and runs in the environment. Rows with `drafted` or `excluded` must name a test."""
     requests = tomllib.loads(path.read_text())
     folders = tomllib.loads(path.with_name("pins.toml").read_text())["tests"]
     groups = requests["parameters"] + requests["kinds"]

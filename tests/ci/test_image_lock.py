@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image adds to vLLM's or vllm-ascend's exists for aarch64 and x86-64, and fits what that has."""
+"""What an image adds to vLLM's or vllm-ascend's image exists for aarch64 and x86-64, and fits that image's packages."""
 
 import os
 import re

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "llm_rl": {"llm_rl", "sam_core"},
     "sam_lab": {"sam_lab", "sam_core", "llm_rl"},
 }
-"""Packages of this repository that each of them imports."""
+"""Packages of this repository that each package may import."""
 
 
 def name(root, path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ci/test-mutants reads the report of a pytest run, and that the bugs that it puts in fit the present code."""
+"""ci/test-mutants reads the report of a pytest run correctly, and the bugs that it injects fit the present code."""
 
 import os
 import re
@@ -52,7 +52,7 @@ def test_what_counts_as_failed(tmp_path):
 
 @pytest.mark.parametrize(("pin_set", "bug"), BUGS, ids=lambda part: getattr(part, "stem", part))
 def test_bug_applies_and_names_tests(pin_set, bug, tmp_path):
-    """To sam_core as it is in this tree and to the installed, patched modules: code that moves takes its bugs along."""
+    """A bug applies to sam_core in this tree or to installed, patched modules: if code moves, its bugs must follow."""
     text = bug.read_text()
     named = re.findall(r"^Tests: (\S+)::(\w+)", text, re.MULTILINE)
     assert named
@@ -68,7 +68,7 @@ def test_bug_applies_and_names_tests(pin_set, bug, tmp_path):
 
 
 def present(path, pin_set):
-    """A module's file with all patches; skips where no environment has it so."""
+    """Path of a module's file with all patches. Skips the test if no environment has the patched file."""
     if path.startswith("sam_core/"):
         return ROOT / "sam_core" / "src" / path
     installed = sorted((ROOT / ".venvs" / pin_set).glob(f"lib/python3*/site-packages/{path}"))

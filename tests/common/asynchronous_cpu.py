@@ -9,7 +9,7 @@ import contextlib
 
 
 def allow(put=setattr):
-    """Call it before the engine's configuration is created. put: replaces setattr."""
+    """Allow asynchronous scheduling. Call this before the engine's configuration is created. put: replaces setattr."""
     from vllm.platforms import cpu
     from vllm.v1.worker.cpu import shm  # noqa: F401  (first: the runner's modules import functions that it replaces)
 
@@ -20,7 +20,7 @@ def allow(put=setattr):
 
 
 def allow_in_configuration(cpu, put=setattr):
-    """Allow it in the module vllm.platforms.cpu."""
+    """Allow asynchronous scheduling in the module vllm.platforms.cpu."""
     check = cpu.CpuPlatform.check_and_update_config
 
     def keep_asynchronous(vllm_config):
@@ -32,7 +32,7 @@ def allow_in_configuration(cpu, put=setattr):
 
 
 def allow_in_runner(cpu_model_runner, put=setattr):
-    """Allow it in the module vllm.v1.worker.cpu_model_runner."""
+    """Allow asynchronous scheduling in the module vllm.v1.worker.cpu_model_runner."""
     import torch
     from vllm.v1.worker.cpu import shm  # replaces torch's streams and events
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 
 def new_client(speculative, client_index=0, client_count=1, engines=4):
-    """A DPLBAsyncMPClient without sockets; `speculative`: (method, options), or None."""
+    """Return a DPLBAsyncMPClient without sockets. speculative: (method, options) or None."""
     from vllm.v1.engine import core_client
 
     def connect(self, *args):
@@ -25,7 +25,7 @@ def new_client(speculative, client_index=0, client_count=1, engines=4):
 
 
 def send(client, request_id, prompt, **fields):
-    """The rank of the engine that the client chooses for a request."""
+    """Return the rank of the engine that the client chooses for a request."""
     import msgspec
     from vllm.v1.engine import EngineCoreRequest
 

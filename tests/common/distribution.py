@@ -27,7 +27,7 @@ def model_distribution(network):
 def chi_square_p_value(observed, expected, least=8):
     """p-value of the counts in cells, or in rows of cells with a given sum each.
 
-    In each row the cells of least expectation are pooled: those below `least`, and more until the pool expects it.
+    In each row, cells that expect fewer than `least` are pooled, and more cells until the pool expects `least`.
     """
     assert not observed[expected == 0].any(), "what cannot be was sampled"
     order, sums = expected.argsort(-1), np.count_nonzero(expected.sum(-1))

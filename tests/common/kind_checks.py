@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of requests of which nothing is verified."""
+"""Checks of requests without verified drafts: beam search and pooling."""
 
 PROMPTS = [[5, 6, 7, 8] * 4, [9, 3, 4] * 5]
 
 
 def beam_search_is_that_of_plain(model):
-    """It asks for one token of each beam; and it needs a tokenizer."""
+    """Beam search requests one token for each beam. It needs a tokenizer."""
     from vllm import LLM
     from vllm.sampling_params import BeamSearchParams
 
@@ -20,7 +20,7 @@ def beam_search_is_that_of_plain(model):
 
 
 def pooling_is_served(start, model):
-    """start: makes an Engine."""
+    """start: the function that starts an Engine."""
     from vllm import PoolingParams
 
     found = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of one kind each, which rarely occur so clearly in random schedules."""
+"""Schedules of one kind each, which random schedules rarely contain so clearly."""
 
 import copy
 import itertools
@@ -35,7 +35,7 @@ def cases():
         again.append([*others, aborted, named_alike])
 
     def twice(params_of):
-        """Eight requests with different lengths and arrivals, then the same with exchanged parameters."""
+        """Eight requests with different lengths and arrivals, then the same ones with exchanged parameters."""
         waves = []
         for number in range(2):
             waves.append([])

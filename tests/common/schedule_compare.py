@@ -11,12 +11,12 @@ from scipy.optimize import linear_sum_assignment
 
 
 def first_difference(expected, got):
-    both = zip(expected, got, strict=False)  # one may be the start of the other
+    both = zip(expected, got, strict=False)  # one may be a prefix of the other
     return next((at for at, (one, other) in enumerate(both) if one != other), min(len(expected), len(got)))
 
 
 def differs(ask, expected, got, verify):
-    """A sentence about the difference of a request's results, or None."""
+    """Return a sentence about the difference of a request's results, or None."""
     if expected.refused or got.refused:
         if bool(expected.refused) == bool(got.refused) or REFUSED & ask.params.keys():
             return None
@@ -65,7 +65,7 @@ def logprobs_differ(expected, got):
 
 
 def wrongly_indexed(asks, expected, results, noted, verify):
-    """A sentence about wrongly indexed answers, or None.
+    """Return a sentence about wrongly indexed answers, or None.
 
     Answers of aborted requests or with stop strings may be missing, or be longer than what the client received. One
     turn of a session may be indexed. No other text may be.

@@ -44,7 +44,7 @@ class Ask:
 
     @property
     def draws(self) -> bool:
-        """Whether its text depends on random numbers."""
+        """Whether the answer depends on random numbers."""
         return self.params["temperature"] > 0 and not {"top_k", "top_p"} & self.params.keys()
 
     def families(self) -> set[str]:
@@ -167,8 +167,8 @@ def draw(seed):
 
 
 def enough_with_sessions(asks):
-    """Blocks for the longest request and all sessions: vLLM takes no blocks from a waiting session and might
-    deadlock."""
+    """Return enough blocks for the longest request and all sessions: vLLM takes no blocks from a waiting session and
+    might deadlock."""
     turns = [[(0, ask.prompt, 20), *ask.turns] for ask in asks if ask.turns]
     longest = [sum(len(prompt) + length for _, prompt, length in each) for each in turns] + [MAX_LEN]
     return sum(-(-length // BLOCK) for length in longest) + 1
@@ -215,7 +215,7 @@ def draw_ask(rng, key, shared, spread):
 
 
 def reuse(rng, ask, wave, waves):
-    """Give it the name of a request of an earlier wave, or of a request of its wave when that is aborted."""
+    """Give `ask` the name of a request of an earlier wave, or of an aborted request of the same wave."""
     taken = collections.Counter(other.name for other in wave)
     aborted = [other for other in wave if other.abort is not None and taken[other.name] == 1]
     ended = [other for other in itertools.chain(*waves) if not taken[other.name]]
@@ -227,7 +227,7 @@ def reuse(rng, ask, wave, waves):
 
 
 def one_by_one(schedule):
-    """The same requests, each run alone and to its end."""
+    """Return a schedule of the same requests, each run alone and to its end."""
     asks = [copy.deepcopy(ask) for ask in itertools.chain(*schedule.waves)]
     for ask in asks:
         ask.at, ask.abort, ask.turns = 0, None, [(0, *turn[1:]) for turn in ask.turns]

@@ -136,7 +136,7 @@ class Engine:
         self.blocks.num_gpu_blocks = setup["blocks"] + 1  # one is vLLM's own
 
     def clean_up(self):
-        """The answers that were indexed. Raises AssertionError if a request remains in the drafter."""
+        """Return the answers that were indexed. Raises AssertionError if a request remains in the drafter."""
         from noting_pool import noted_answers
 
         self.blocks.free_blocks(self.held)
@@ -147,7 +147,7 @@ class Engine:
         return noted_answers(self.runner.drafter)
 
     def run(self, schedule):
-        """Results of all requests, by their keys."""
+        """Run a schedule; return the results of all requests by their keys."""
         self.results, self.current = {}, {}
         for number, wave in enumerate(schedule.waves):
             events = {step: what for at, step, what in schedule.events if at == number}
@@ -194,7 +194,7 @@ class Engine:
 
     def wait_for_grammars(self):
         """Wait for the threads that compile grammars if no other request is left, because the number of empty steps
-        meanwhile depends on the machine's load."""
+        until then depends on the machine's load."""
         requests = self.core.scheduler.requests.values()
         if all(request.status.name == "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR" for request in requests):
             grammars = [request.structured_output_request._grammar for request in requests]
@@ -274,7 +274,7 @@ def keep_settings():
 
 
 def renewed(drafter, k, sam):
-    """A new drafter like this one at its start, with other options."""
+    """Return a new drafter with the settings of this one and other options."""
     from sam_core.proposer import SamProposer
 
     new = copy.copy(drafter)

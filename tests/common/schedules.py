@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random schedules: engines with sam answer like one without, whatever arrives, ends and is preempted meanwhile.
+"""Random schedules: engines with sam answer like one without, whatever arrives, ends or is preempted.
 
 usage: schedules.py [--count N] [--first SEED] [--cases [NAME ...]]
 
-A schedule is drawn from its seed: requests in waves, with parameters of every family, and events meanwhile. No text
+A schedule is drawn from its seed: requests in waves, with parameters of every family, and events between. No text
 depends on timing, so an engine without speculation that runs one request at a time gives the expected answers. Each
 arm, an engine with sam, runs the schedule with a small cache, few tokens per step, and its own drafter. All engines
 are in this process, on vLLM's CPU backend or the stand-in for torch_npu.
@@ -63,7 +63,7 @@ class Driver:
                 engine.count_drafts(name)
             return results, engine.clean_up()
         except Exception as error:
-            self.engines[arm] = None  # shutting it down would end what all engines of a process share
+            self.engines[arm] = None  # shutting it down would end state that all engines of a process share
             where = traceback.extract_tb(error.__traceback__)[-1]
             return f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
 
@@ -92,7 +92,7 @@ class Driver:
 
 
 def save_model(folder, head_dim):
-    """A tiny Qwen3 with a tokenizer whose tokens are WORDS, written without spaces between them."""
+    """Save a tiny Qwen3 and a tokenizer whose tokens are WORDS, written without spaces between them."""
     tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=1, head_dim=head_dim)
     tiny_qwen3.save_tokenizer(folder, WORDS)
 

@@ -7,7 +7,7 @@ import pytest
 
 
 def started(kind, scope="session", model="model", **settings):
-    """A fixture: an engine of a kind with these settings and the model of fixture `model`. It starts once per scope."""
+    """Return a fixture: an engine with these settings and the model of fixture `model`, started once per scope."""
 
     def fixture(**fixtures):
         running = kind(fixtures[model], **settings)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every recipe, dry-run in the environment of each pin set: the installed verl's own configuration takes its settings.
+"""Dry runs of every recipe: the configuration of the installed verl accepts the recipe's settings.
 
-Runs in every pin set's environment; what the other pin set's verl would say is that one's run of this file.
+Each pin set's environment runs this file with its own verl.
 """
 
 import dataclasses
@@ -44,8 +44,8 @@ algorithm:
   filter_groups:
     {_target_: verl.trainer.config.FilterGroupsConfig, enable: false, metric: null, max_num_gen_batches: 0}
 """
-"""Configuration of recipe/dapo of verl 0.6.1, which is in its git tag and in no package."""
-# What the article's tables say, under the names it uses.
+"""Configuration of recipe/dapo of verl 0.6.1, which is only in verl's git tag, not in its package."""
+# Settings in the article's tables, in the order of test_recipes_are_the_articles.
 ARTICLE = {
     "dapo_qwen3_32b_32die": (32, 34816, 32, 96, 128, 8, 3, 8),
     "dapo_qwen3_235b_a22b_128die": (128, 34816, 128, 128, 64, 4, 3, 8),
@@ -55,7 +55,7 @@ ARTICLE = {
 
 @pytest.fixture(autouse=True)
 def pinned(monkeypatch, tmp_path):
-    """The pin set of this environment; for verl 0.6.1 a checkout of its tag, as far as the launcher needs it."""
+    """Select this environment's pin set; for verl 0.6.1, make the parts of a checkout that the launcher needs."""
     monkeypatch.setenv("PIN", PIN_SET)
     unset = "RAY_ADDRESS HCCL_OP_EXPANSION_MODE PYTORCH_NPU_ALLOC_CONF SAM_RL_INTERFACE VERL_CHECKOUT"
     for name in unset.split():
@@ -129,7 +129,7 @@ def test_both_profiles_compose(name, given):
 
 
 def test_experts_are_spread_over_the_ranks_that_the_engine_is_told_of(given):
-    """verl 0.6.1's own keys do nothing in its synchronous rollout; vLLM's engine takes the sizes there."""
+    """verl 0.6.1's own keys have no effect in its synchronous rollout, so the sizes are set in vLLM's engine."""
     lines, words = given("dapo_qwen3_235b_a22b_128die")
     sizes = {"data_parallel_size=32", "expert_parallel_size=128"}
     if DAPO_IN_CHECKOUT:
@@ -152,7 +152,7 @@ def composed(*overrides):
 
 @pytest.mark.skipif(not DAPO_IN_CHECKOUT, reason="this verl has the engine's own speculative_config")
 def test_the_option_block_reaches_the_engine():
-    """From OmegaConf's configuration and from its dataclass. Unless `enable` is true, nothing is added."""
+    """OmegaConf's configuration and its dataclass give the same arguments, and none unless `enable` is true."""
     from verl.workers.config import uses_sam, vllm_engine_kwargs
 
     block, engine = "actor_rollout_ref.rollout.speculative.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
@@ -202,7 +202,7 @@ def test_recipes_are_the_articles(name):
     assert ARTICLE[name] == (*sizes, recipe.sam_options["k"], recipe.options.threshold)
     assert recipe.rollout.enforce_eager and recipe.sam == "batch"
     assert (recipe.options.rule, recipe.options.sources) == ("oldest", ("request",))
-    # What its public scripts set.
+    # Settings of the article's public scripts.
     train, rest = recipe.train, (rollout.temperature, rollout.n, rollout.max_num_batched_tokens, recipe.steps)
     assert rest == (0.9, 16, 36864, 20)
     assert (train.backend, train.clip_grad, train.weight_decay, train.lr_warmup_steps) == ("megatron", 10000, 0.01, 0)
@@ -226,7 +226,7 @@ def test_another_pin_sets_environment_is_refused(capsys):
 
 @pytest.fixture
 def verl_copy(tmp_path, monkeypatch):
-    """A copy of the installed verl that the launcher takes for it."""
+    """A copy of the installed verl, which the launcher uses in its place."""
     folder = tmp_path / "verl"
     shutil.copytree(RecipePins.verl_package(), folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(RecipePins, "verl_package", staticmethod(lambda: folder))
@@ -299,7 +299,7 @@ def test_without_the_checkout_the_launcher_says_what_it_needs(monkeypatch, capsy
 
 
 def test_collectives_wait_as_long_as_the_trainer_needs(given):
-    """Where ranks meet right after generating, longer than the article's longest round of 7102 s."""
+    """verl 0.6.1's ranks meet right after generation, so they wait longer than the article's longest round, 7102 s."""
     timeout = RecipePins(PIN_SET).collective_timeout
     lines, words = given("dapo_qwen3_32b_32die")
     assert f"export HCCL_EXEC_TIMEOUT={timeout}" in lines and f"actor_rollout_ref.nccl_timeout={timeout}" in words
@@ -308,7 +308,7 @@ def test_collectives_wait_as_long_as_the_trainer_needs(given):
 
 @pytest.mark.parametrize("setting", ["profile=article", "profile=recommended"])
 def test_a_kl_divergence_has_a_reference_model_like_the_actor(setting, given):
-    """Megatron, then FSDP2. verl asks for a micro batch size, with Megatron even with use_dynamic_bsz."""
+    """verl requires a micro batch size for the reference model, with Megatron even if use_dynamic_bsz is set."""
     lines, words = given("dapo_qwen3_32b_32die", setting, "algorithm.use_kl_loss=true")
     ref = "actor_rollout_ref.ref."
     expected = {f"{ref}log_prob_micro_batch_size_per_gpu=1"}
@@ -319,13 +319,13 @@ def test_a_kl_divergence_has_a_reference_model_like_the_actor(setting, given):
 
 @pytest.mark.skipif(DAPO_IN_CHECKOUT, reason="this verl sends weights in pieces")
 def test_the_largest_weight_fits_the_buffer_that_sends_it(given):
-    """Qwen3-32B's embedding: 151,936 x 5,120 float32 values are 2,968 MiB; verl's buffer has 2,048."""
+    """Qwen3-32B's embedding has 151,936 x 5,120 float32 values, 2,968 MiB; verl's buffer has 2,048 MiB by default."""
     _, words = given("dapo_qwen3_32b_32die", "profile=recommended")
     assert "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=2968" in words
 
 
 def test_megatron_gets_the_operators_of_mindspeed(given):
-    """Those of verl's guide and of the article's scripts, and not those that break the sending of weights."""
+    """Recipes enable the operators of verl's guide and the article's scripts, except those that break weight sync."""
     transformer = "+actor_rollout_ref.actor.megatron.override_transformer_config."
     rope = {"use_fused_rotary_pos_emb=true", "position_embedding_type=rope"}
     context = {"use_cp_send_recv_overlap=true", "use_fused_ring_attention_update=true"}
@@ -351,7 +351,7 @@ def test_the_default_recipe_has_each_group():
 
 
 def key_map():
-    """The path of the installed verl's."""
+    """Return the path of the installed verl's key map."""
     return RELEASES / f"v{INSTALLED.removeprefix('verl ').replace('.', '_')}.toml"
 
 
@@ -364,7 +364,7 @@ def test_a_key_map_names_each_key_of_a_recipe():
 
 
 def test_a_pin_set_is_a_folder(given, monkeypatch, tmp_path):
-    """The only one there is, with a key of verl's that differs: no other file names it."""
+    """A folder alone makes a pin set, here a copy with one different key of verl; no other file names it."""
     folder = tmp_path / "patches" / "vllm-99.9"
     shutil.copytree(PATCHES / PIN_SET, folder)
     shutil.copy(key_map(), tmp_path)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gated delta nets on the CPU, token by token in float32.
+"""Gated delta nets on the CPU, computed token by token in float32.
 
-They take the metadata that vLLM makes for its kernels on a GPU (model_executor/layers/mamba/gdn), and read and write
-the same states: those of the convolution, of which each request has one with room for k more tokens, and those of the
-delta rule, of which it has k + 1.
+This code reads the metadata that vLLM creates for its GPU kernels (model_executor/layers/mamba/gdn), and reads and
+writes the same states. Each request has one state of the convolution, with room for k more tokens, and k + 1 states of
+the delta rule.
 """
 
 import functools
@@ -14,21 +14,21 @@ import torch.nn.functional as F
 
 @functools.cache
 def compute_on_cpu():
-    """Give vLLM's layer this core; processes that are forked afterwards have it too."""
+    """Make vLLM's layer compute with this module, also in processes that are forked afterwards."""
     from vllm import _custom_ops
     from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.fused_moe.cpu_fused_moe import _CPU_MOE_ACT_FN, MoEActivation
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as layers
 
     vars(_custom_ops).pop("causal_conv1d_weight_pack", None)  # reorders weights for kernels in bfloat16
-    # Without AVX-512 vLLM computes the experts in torch, by an activation that it fails to create in a step.
+    # Without AVX-512 vLLM computes experts in torch, but fails to create their activation during a step.
     _CPU_MOE_ACT_FN[MoEActivation.SILU] = SiluAndMul.forward_native
     net = layers.QwenGatedDeltaNetAttention
     init = net.__init__
 
     def __init__(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        self._forward_method = self.forward_cuda  # whose operator calls _forward_core
+        self._forward_method = self.forward_cuda  # its operator calls _forward_core
 
     net.__init__ = __init__
     net._warmup_prefill_kernels = lambda *args, **kwargs: None
@@ -46,9 +46,9 @@ def compute_on_cpu():
 
 
 def rows(metadata):
-    """(tokens, slots, accepted, begun) of each request: its places in the batch; the slot of the state that it reads or
-    writes, or for a verified row those of k + 1 states; how many tokens of a verified row before it were accepted;
-    whether it has a state."""
+    """Yield (tokens, slots, accepted, begun) for each request: the places of its tokens in the batch; the slot of its
+    state, or a list of k + 1 slots if it verifies drafts; the number of tokens of its previous step that were accepted,
+    or None; whether it has a state."""
     if metadata.spec_sequence_masks is not None:
         alone = not (metadata.num_prefills or metadata.num_decodes)
         tokens = [*range(metadata.num_actual_tokens)] if alone else metadata.spec_token_indx.tolist()
@@ -68,7 +68,7 @@ def rows(metadata):
 
 
 def compute(net, conv, states, tokens, slots, accepted, begun, mixed_qkv, b, a, out):
-    """The outputs of a row, and its states."""
+    """Write the outputs and the states of a request."""
     verified = accepted is not None
     first = slots[0] if verified else slots
     if not tokens or first <= 0:  # padding

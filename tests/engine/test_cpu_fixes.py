@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repairs of vLLM's CPU backend that speculation and weight updates stand on."""
+"""Tests of fixes of vLLM's CPU backend that speculation and weight updates need."""
 
 import inspect
 import random
@@ -21,7 +21,7 @@ def test_recovery_twin_accepts_the_samplers_keyword():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
 def test_expand_writes_the_callers_tensor(dtype):
-    import vllm._custom_ops  # noqa: F401  (the kernels)
+    import vllm._custom_ops  # noqa: F401  (loads the kernels)
     from vllm.utils.cpu_triton_utils import expand_kernel
 
     out = torch.full((5,), 77, dtype=dtype)
@@ -43,8 +43,8 @@ def test_unpacked_linear_follows_its_weight(monkeypatch):
 
 
 def test_seeded_request_keeps_its_text_where_its_prompt_is_split(plain):
-    """What is sampled behind the first part of a prompt is discarded. The second time most of the prompt is in the
-    cache."""
+    """A token that is sampled after the first part of a prompt is discarded. In the second run most of the prompt is in
+    the prefix cache."""
     rng = random.Random(6)
     prompts = [[rng.randrange(VOCAB - 1) for _ in range(400)] for _ in range(3)]
     config = plain.engine.vllm_config
@@ -59,7 +59,7 @@ def test_seeded_request_keeps_its_text_where_its_prompt_is_split(plain):
     [(None, [7], [5, -1, -1, -1, 7]), ([3], [7], [5, 7]), ([1], [7, 8], [5, -1, -1, 7, 8]), ([3], [7, -1], [5, 7])],
 )
 def test_the_placeholders_of_the_latest_step_are_completed(num_drafts, sampled, expected):
-    """One for each column of its output; where the plan counts drafts as accepted, one and one for each of them."""
+    """The step has a placeholder per output column, or, if the plan counts drafts as accepted, 1 + number of drafts."""
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
     batch = InputBatch.__new__(InputBatch)

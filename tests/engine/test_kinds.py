@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of requests with method sam: LoRA adapters, beam search, pooling."""
+"""Tests of LoRA adapters, beam search and pooling with method sam."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ TINY = Path(__file__).resolve().parents[2] / "llm_rl" / "qwen3" / "tiny"
 
 
 def test_adapters_with_drafts(model, plain, tmp_path):
-    """Requests with an adapter and without, which share prompts and so drafts."""
+    """Requests with and without an adapter share prompts, and therefore drafts."""
     prompts, adapters = PROMPTS * 2, [adapter.save(tmp_path)] * 2 + [None] * 2
     engines = [Engine(model, sam, **adapter.SETTINGS) for sam in (None, {"switch": "batch", "min_prob": 0})]
     expected, answers = (engine.run(prompts, 40, adapters=adapters) for engine in engines)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafter's counters in vLLM's Prometheus metrics."""
+"""Tests of the drafter's counters in vLLM's Prometheus metrics."""
 
 import time
 
@@ -8,8 +8,8 @@ from sam_core.counters import REPORT_INTERVAL_S
 
 
 def exposed(engine):
-    """This engine's samples, from a registry of its own: the process's has those of the engine that was started
-    last."""
+    """Return the samples of this engine, from a new registry: the registry of the process has the samples of the engine
+    that was started last."""
     (metrics,) = [m for log in engine.engine.logger_manager.stat_loggers if (m := getattr(log, "drafter_prom", None))]
     registry, found = CollectorRegistry(), {}
     for collector in metrics.collectors:
@@ -29,7 +29,7 @@ COUNTERS |= {(f"{what}_tokens_total", one): f"{what}_{one}" for what in ("propos
 
 
 def test_prometheus_has_the_drafters_counters(sam, prompts):
-    """As reported while the last request ran."""
+    """The metrics have the values of a report that was sent while the last request ran."""
     sam.run(prompts[:12], [30 + 6 * i for i in range(12)])
     before = sam.drafter()
     time.sleep(REPORT_INTERVAL_S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad options are one sentence when the engine is configured."""
+"""Bad options give a one-sentence error when the engine is configured."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router plug-in of verl; tests/verl_plugin has when it is taken, and tests/sam_core has the routes."""
+"""Tests of the router plug-in of verl. tests/verl_plugin tests when verl uses it, tests/sam_core tests the routes."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def test_siblings_share_a_replica_also_in_a_run_that_is_started_again(tmp_path, 
     router._saved.wait()
     replicas = {f"second-{i}": object() for i in range(4)}
     again, late = PromptRouter(replicas), PromptRouter({})
-    late.add_servers(replicas)  # as with elastic ones
+    late.add_servers(replicas)  # as verl adds elastic replicas
     for i, one in itertools.product((6, 3, 1, 0, 7), (again, late)):
         assert {one.acquire_server(f"{i}", prompt_ids=PROMPTS[i])[0].replace("second", "first")} == homes[i]
     router.remove_servers(list(homes[0]))

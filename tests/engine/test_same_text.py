@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How vLLM's own sampler draws for requests with seeds; tests/ascend/test_schedules.py compares whole texts."""
+"""Tests of vLLM's own sampler for requests with seeds; tests/ascend/test_schedules.py compares whole texts."""
 
 import dataclasses
 import types
@@ -13,7 +13,7 @@ from tiny_qwen3 import VOCAB
 
 
 def test_seeded_sampling_stays_on_the_first_runner(model, monkeypatch):
-    """The second runner, vLLM's choice for this model on a GPU, does not read sam_verify."""
+    """On a GPU vLLM chooses the second runner for this model, but the second runner does not read sam_verify."""
     import vllm.config.vllm
     from vllm.engine.arg_utils import EngineArgs
 
@@ -26,14 +26,14 @@ def test_seeded_sampling_stays_on_the_first_runner(model, monkeypatch):
 
 
 class Sampling:
-    """vLLM's sampler and rejection sampler in mode rejection, over logits that depend on row and step alone."""
+    """vLLM's sampler and rejection sampler in mode rejection. The logits depend only on the row and the step."""
 
     def __init__(self, seeds):
         from vllm.v1.sample.rejection_sampler import RejectionSampler
         from vllm.v1.sample.sampler import Sampler
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-        CPUModelRunner._postprocess_triton(None)  # the CPU's kernels
+        CPUModelRunner._postprocess_triton(None)  # installs the CPU's kernels
         self.sampler = Sampler()
         self.rejection_sampler = RejectionSampler(self.sampler)
         self.generators = {i: torch.Generator().manual_seed(seed) for i, seed in enumerate(seeds) if seed is not None}
@@ -49,7 +49,7 @@ class Sampling:
         return SamplingMetadata(**given | {"output_token_ids": outputs, "logitsprocs": LogitsProcessors()})
 
     def step(self, number, drafts):
-        """The tokens of each request, one list a request, after a step with these drafts of each."""
+        """Return a list of the sampled tokens of each request in step `number`. drafts: a list for each request."""
         from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
         noise = [torch.Generator().manual_seed(1000 * number + i) for i in range(len(drafts))]
@@ -66,8 +66,8 @@ class Sampling:
 
 
 def test_seeded_request_that_drafts_nothing_keeps_its_text_in_a_batch_with_drafts():
-    """Six requests with seeds, in mode rejection; two neighbours, one of them with a seed, draft in every second
-    step."""
+    """Six requests with seeds draft nothing. Two others, one of which has a seed, draft in every second step. All
+    are verified in mode rejection."""
     alone, together = Sampling(range(6)), Sampling([*range(6), 100, None])
     for number in range(24):
         drafts = [[number % VOCAB, 5], [7]] if number % 2 else [[], []]
@@ -76,7 +76,7 @@ def test_seeded_request_that_drafts_nothing_keeps_its_text_in_a_batch_with_draft
 
 
 def test_a_runner_made_without_its_constructor_samples_as_released():
-    """Upstream's unit tests make runners by __new__."""
+    """Upstream's unit tests create runners by __new__, so __init__ does not set request_noise."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     assert GPUModelRunner.request_noise is None
@@ -84,7 +84,7 @@ def test_a_runner_made_without_its_constructor_samples_as_released():
 
 @pytest.mark.parametrize("rows", [2, 8])
 def test_one_function_filters_batches_of_all_sizes(monkeypatch, rows):
-    """With Triton vLLM filters eight rows or more by another one, which keeps other tokens of equal probability."""
+    """With Triton, vLLM uses another function for eight rows or more, which breaks ties differently."""
     from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.sample.rejection_sampler import RejectionSampler
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm serve` with method sam, as users start it: two API servers before one engine, whose counters each counts
-once."""
+"""Tests of `vllm serve` with method sam, as users start it. Two API servers share one engine; together they count each
+of its steps once."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ class Server:
         self.url = url
 
     def ask(self, path, **body):
-        """The text of an answer; each request is a connection of its own, which either API server may take."""
+        """Return the text of the HTTP response. Each call is a new connection to either API server."""
         answer = requests.request("POST" if body else "GET", self.url + path, json=body or None)
         answer.raise_for_status()
         return answer.text
@@ -45,11 +45,11 @@ class Server:
         return json.loads(answer)["choices"][0]["text"]
 
     def metric(self, name):
-        """The sum of its samples."""
+        """Return the sum of the samples of a metric."""
         return sum(map(float, re.findall(rf"^vllm:{name}\{{.*\}} (\S+)$", self.ask("/metrics"), re.M)))
 
     def drafter(self):
-        """The worker's own counters."""
+        """Return the worker's own counters."""
         (row,) = json.loads(self.ask("/collective_rpc", method="sam_stats"))["results"]
         return row if isinstance(row, dict) else json.loads(row.replace("'", '"'))
 
@@ -76,7 +76,7 @@ def server(tmp_path_factory):
 
 def test_requests_are_answered_and_two_api_servers_count_each_step_once(server):
     texts = set()
-    for _ in range(12):  # a report a round, to whichever server answers in it
+    for _ in range(12):  # in each round the server that answers gets a report
         texts.add(server.complete())
         time.sleep(REPORT_INTERVAL_S / 2)
     assert len(texts) == 1 and texts != {""}

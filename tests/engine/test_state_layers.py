@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model whose layers keep a state of each request (gated delta nets): the text is that without speculation."""
+"""Speculation does not change the text of a model whose layers keep a state for each request (gated delta nets)."""
 
 import ctypes
 import functools
@@ -19,7 +19,7 @@ from started import started
 from test_options import configure
 
 SEEDED = {"verify": "seeded", "threshold": 6}
-"""Drafts while at most 6 requests run."""
+"""Options of sam: verification is seeded, and drafting stops above 6 running requests."""
 SAMPLED = [{"temperature": 1.0, "seed": seed} for seed in range(24)]
 
 
@@ -36,13 +36,13 @@ def stateful(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         asynchronous_cpu.allow(functools.partial(patch.setattr, raising=False))
         copy_states_on_cpu(patch.setattr)
-        patch.setattr(config, "check_layers", lambda model: None)  # refuses vLLM's own code for CPUs
+        patch.setattr(config, "check_layers", lambda model: None)  # would refuse vLLM's own code for CPUs
         yield folder
 
 
 def copy_states_on_cpu(put):
-    """With prefix caching vLLM copies states by Triton kernels, between blocks and to where the next prompt finds them:
-    replace these."""
+    """Replace the Triton kernels by which vLLM, with prefix caching, copies states between blocks and to where the next
+    prompt finds them."""
     from vllm.v1.worker import mamba_utils
 
     def batch_memcpy(*columns):
@@ -55,7 +55,7 @@ def copy_states_on_cpu(put):
         accepted, copies.offset = num_accepted_tokens_gpu[:num_reqs].clone(), 0
         begun = staged.num_computed_tokens_buf.np + staged.num_scheduled_tokens_buf.np - staged.num_draft_tokens_buf.np
         for i in range(num_reqs):
-            end = int(begun[i] + accepted[i] - 1) // size * size  # of the last full block
+            end = int(begun[i] + accepted[i] - 1) // size * size  # end of the last full block
             if end < begun[i]:
                 continue
             source, target = staged.mamba_state_idx_buf.np[i], end // size - 1
@@ -81,7 +81,7 @@ def copy_states_on_cpu(put):
 
 
 plain = started(start, "module", model="stateful", additional_config={"sam_verify": "seeded"})
-# Eight requests need k + 1 blocks for states and two for tokens each, one more than there are.
+# Each of eight requests needs k + 1 blocks for states and two for tokens: one block more than there are.
 synchronous = started(start, "module", model="stateful", sam=SEEDED, k=3, num_gpu_blocks_override=8 * 6 - 1)
 asynchronous = started(
     start, "module", model="stateful", sam=SEEDED, async_scheduling=True, num_gpu_blocks_override=8 * 10 - 1
@@ -90,8 +90,8 @@ asynchronous = started(
 
 @pytest.fixture(scope="module")
 def crowded(stateful):
-    """Steps of few tokens, so that prompts are read in parts and drafts cut; some leave out running requests, as where
-    prompts take the tokens."""
+    """Yield an engine with few tokens per step, so that prompts are read in parts, drafts are cut, and some steps leave
+    out running requests."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     schedule, draw = Scheduler.schedule, random.Random(0)
@@ -112,7 +112,7 @@ cached = started(start, "module", model="stateful", sam=SEEDED, enable_prefix_ca
 
 @pytest.fixture(scope="module")
 def texts(plain):
-    """Prompts, and lengths and answers of the engine without speculation, greedy and sampled with seeds."""
+    """Return prompts, and the lengths, greedy answers and seeded answers of the engine without speculation."""
     prompts, lengths = tiny_qwen3.repeated_prompts(12), [random.Random(i).randrange(4, 40) for i in range(24)]
     greedy, sampled = plain.run(prompts, lengths), plain.run(prompts, lengths, each=SAMPLED)
     assert plain.run(prompts, lengths, stagger=3) == greedy, "the engine itself gives another text in another batch"
@@ -121,7 +121,7 @@ def texts(plain):
 
 
 def paused(engine):
-    """Whether steps without drafts followed the first accepted drafts."""
+    """Return whether any step after the first accepted draft had no drafts."""
     speculated(engine)
     drafted, accepted = (COLUMNS.index(name) for name in ("drafted", "accepted"))
     first = next(i for i, row in enumerate(engine.rows) if row[accepted])
@@ -150,7 +150,7 @@ def check(engine, texts, staggers):
 
 @pytest.fixture(scope="module")
 def long():
-    """Four prompts whose answers begin another block."""
+    """Return four prompts that end shortly before a block is full, so that their answers begin another block."""
     draw = random.Random(0)
     return [[draw.randrange(tiny_qwen3.VOCAB - 1) for _ in range(124 - 2 * i)] for i in range(4)]
 
@@ -173,7 +173,7 @@ def test_a_prefix_in_the_cache_and_a_block_that_ends_in_an_answer(plain, long, c
 
 
 def note_uniform(worker):
-    """Runs in a worker: from now on note of each step its rows and whether a graph of decoding may run it."""
+    """Note for each later step its tokens, its requests, and whether a decoding graph may run it; runs in a worker."""
     runner, worker.noted = worker.model_runner, []
     is_uniform = runner._is_uniform_decode
 
@@ -187,7 +187,7 @@ def note_uniform(worker):
 def test_graphs_of_decoding_hold_no_parts_of_prompts(synchronous, texts):
     prompts, lengths, greedy, _ = texts
     synchronous.engine.collective_rpc(note_uniform)
-    synchronous.run([prompts[0][:4], prompts[1][:4]], 4)  # as many tokens as rows with 3 drafts
+    synchronous.run([prompts[0][:4], prompts[1][:4]], 4)  # 4 tokens each, as a request with 3 drafts
     (short,) = synchronous.engine.collective_rpc(lambda worker: worker.noted)
     assert short[0] == (8, 2, False)
     assert synchronous.run(prompts[:1], lengths[:1]) == greedy[:1]

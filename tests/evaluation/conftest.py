@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines on this machine's CPU: vLLM's own platform, not that of vllm-ascend, which is installed as well."""
+"""Run engines on this machine's CPU with vLLM's own platform, although vllm-ascend is installed too."""
 
 import os
 

@@ -14,7 +14,7 @@ from llm_rl.data.schemas import verl_row
 from llm_rl.errors import UserError
 
 ROWS = [verl_row("math_dapo", f"What is {i} + 1?", str(i + 1), f"{n}-{i}") for n in range(100) for i in range(6)]
-"""DAPO-Math-17k as it is published: every prompt about 100 times, under indexes of their own."""
+"""Rows like the published DAPO-Math-17k: each prompt occurs 100 times, each time with an index of its own."""
 
 
 def prepare(*words):
@@ -60,7 +60,7 @@ def test_dapo_without_its_copies(folder, tmp_path, capsys):
 
 
 def test_a_run_notices_a_public_file_under_a_recipes_name(folder, tmp_path):
-    """And a file that is not the one of its record; a file of other schema, or without repetitions, is a user's own."""
+    """A file needs a matching record of llm_rl.data, unless its prompts are unique or it has another schema."""
     out = tmp_path / "dapo-math-17k.parquet"
     words = ["dapo-math-17k", "--source", folder / "dapo.parquet", "--out", out]
     for kept in ((), ("--keep-duplicates",)):
@@ -82,7 +82,7 @@ def test_a_run_notices_a_public_file_under_a_recipes_name(folder, tmp_path):
 
 
 def test_a_bad_row_stops_it_unless_it_is_skipped(folder, tmp_path, capsys):
-    """verl scores what is written then."""
+    """verl can score the rows that --skip-bad keeps."""
     from verl.utils.reward_score import default_compute_score
 
     source, out = folder / "gsm8k.jsonl", tmp_path / "gsm8k.parquet"

@@ -26,7 +26,7 @@ WORDS = [*MODEL, "--data", str(tiny_model.FOLDER / "test.parquet"), "--max-token
 
 @pytest.fixture(scope="module")
 def engines():
-    """By k: 0 without speculation."""
+    """Engines by k, their number of draft tokens; k = 0 is without speculation."""
     settings = {"model": str(tiny_model.FOLDER), **SETTINGS}
     with Engine(settings, 0, SAM) as off, Engine(settings, 3, SAM) as on:
         yield {0: off, 3: on}
@@ -34,7 +34,7 @@ def engines():
 
 @pytest.fixture
 def use(engines, monkeypatch):
-    """Makes the checks use these engines; lists the k that they asked for."""
+    """Make the checks use these engines; return the list of the k that they asked for."""
     used = []
 
     def start(settings, k, sam):

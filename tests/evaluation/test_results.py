@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of results and their comparison, the figures of the operator check: without an engine."""
+"""Files of results, their comparison, and the figures of the operator check, without an engine."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ def header(sam, **other):
 
 
 def write(path, head, chance=0.6, seed=2):
-    """Answers of which a share of `chance` is right."""
+    """Write a file of results in which each answer is right with probability `chance`; return its path."""
     rng = random.Random(seed)
     lines = [head]
     for i in range(head["questions"]):
@@ -92,7 +92,7 @@ def test_an_unfinished_run_is_not_compared(off, tmp_path):
 
 
 def open_results(path, head):
-    """What _results yields, and two rows written."""
+    """Open a file of results and append a row and a torn row; return the questions that were done before."""
     with generate._results(path, head) as (file, done):
         row = {"key": str(len(done)), "answers": [1] * head["n"]}
         file.write(json.dumps(row).encode() + b"\n")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real engines on a GPU, of the patched vLLM or of an unpatched one with the plugin.
+"""Real engines on a GPU, of the patched vLLM or of an unpatched vLLM with the plugin.
 
-Each starts once for all tests that share it.
+Each engine starts once for all tests that use it.
 
-Kernels of a fixed order of summation (VLLM_BATCH_INVARIANT) give a row the same logits whoever shares its batch, so
-texts can be compared token for token.
+With VLLM_BATCH_INVARIANT kernels sum in a fixed order, so the logits of a row do not depend on the rest of the batch,
+and texts can be compared token for token.
 """
 
 import importlib.util
@@ -17,14 +17,14 @@ from llm_engine import Engine
 from sam_core.engines.vllm import hooks
 
 SECOND = not hooks.is_patched(Path(importlib.util.find_spec("vllm").origin).parent)
-"""Whether this is a vLLM without the patches, whose second runner the plugin uses."""
+"""Whether vLLM is unpatched; the plugin then uses the second runner."""
 os.environ.update(
     VLLM_PLUGINS="sam" if SECOND else "",
     VLLM_BATCH_INVARIANT="1",
     VLLM_ENABLE_V1_MULTIPROCESSING="1",
-    VLLM_ALLOW_INSECURE_SERIALIZATION="1",  # collective_rpc of a function
+    VLLM_ALLOW_INSECURE_SERIALIZATION="1",  # for collective_rpc with a function
     VLLM_WORKER_MULTIPROC_METHOD="spawn",
-    VLLM_USE_V2_MODEL_RUNNER="1" if SECOND else "0",  # what an engine with sam uses
+    VLLM_USE_V2_MODEL_RUNNER="1" if SECOND else "0",  # the runner of engines with sam
     VLLM_USE_FLASHINFER_SAMPLER="0",
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
@@ -53,13 +53,13 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def engine(model):
-    """The engine of a name in ENGINES."""
+    """Yield a function that returns the engine of a name in ENGINES, and starts it if necessary."""
     started = {}
 
     def of(name):
         if name not in started:
             settings = {"dtype": "bfloat16", "enforce_eager": False, "kv_cache_memory_bytes": 1 << 30}
-            settings |= {"gpu_memory_utilization": 0.01}  # asks for free memory alone, where the cache's is given
+            settings |= {"gpu_memory_utilization": 0.01}  # only a check of free memory, as the cache's size is given
             settings |= ENGINES[name]
             if not settings["enforce_eager"]:
                 settings["compilation_config"] = GRAPHS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing changes on a GPU: texts token for token, the distribution by draws; and the host waits no more often."""
+"""On a GPU, speculation changes neither texts nor the sampled distribution, and the host waits no more often."""
 
 import collections
 import traceback
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch f
 
 
 def scheduling(worker):
-    """Runs in a worker."""
+    """Return whether the engine schedules asynchronously; runs in a worker."""
     return worker.vllm_config.scheduler_config.async_scheduling
 
 
 def count_waits(worker, count):
-    """Runs in a worker: begins to count the lines at which the host waits for the GPU, or ends and returns them.
+    """Begin to count the source lines at which the host waits for the GPU, or return the counts; runs in a worker.
 
-    Waits for events are not among them: those are what asynchronous scheduling waits for.
+    Waits for events are not counted: asynchronous scheduling waits for events.
     """
     if count:
         found = worker.model_runner.waits_found = collections.Counter()
@@ -31,7 +31,7 @@ def count_waits(worker, count):
             frame = next(f for f in reversed(traceback.extract_stack()) if f.name != "note")
             found[f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"] += 1
 
-        torch.cuda.set_sync_debug_mode("warn")  # warns that it is experimental
+        torch.cuda.set_sync_debug_mode("warn")  # warns that the mode is experimental
         warnings.simplefilter("always")
         warnings.showwarning = note
         return None

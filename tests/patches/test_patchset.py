@@ -39,7 +39,7 @@ BETA = {"beta/__init__.py": (0o644, b"beta = 1\n"), "beta/loop.py": (0o644, b"de
 
 
 def make_sdist(path: Path, files: dict, links: dict | None = None) -> str:
-    """Write a source distribution; its sha256."""
+    """Write a source distribution; return its sha256."""
     top = path.name.removesuffix(".tar.gz")
     with tarfile.open(path, "w:gz") as archive:
         for name, (mode, data) in files.items():
@@ -75,9 +75,9 @@ class Repo:
         self.root, self.sdists, self.set = root, root / "sdists", root / "patches" / "pins-1"
 
     def run(self, *args: object, code: int | None = 0, before: str = "", **env: str) -> str:
-        """Run patchset in a process of its own, forked from this one for speed; what it printed, errors included.
+        """Run patchset in a process forked from this one for speed; return what it printed, including errors.
 
-        `before` is Python that is run in that process first. code None: any exit status will do.
+        before: Python code that the process runs first. code: expected exit status; None allows any.
         """
         with tempfile.TemporaryFile() as printed:
             if (child := os.fork()) == 0:
@@ -91,14 +91,14 @@ class Repo:
         return out
 
     def main(self, args: list[str], before: str, env: dict[str, str]) -> int:
-        """What the forked process does."""
+        """Run patchset in the forked process; return its exit status."""
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         os.environ.pop("VIRTUAL_ENV", None), os.environ.pop("UV", None)
         os.environ.update({"PATCHSET_SDISTS": str(self.sdists)} | env)
         sys.path.insert(0, str(self.root / "patches"))
         for name in [name for name in sys.modules if name.partition(".")[0] == "_patchset"]:
-            del sys.modules[name]  # another test may have imported this repository's
-        tempfile.tempdir = str(self.root / "tmp")  # what a killed process leaves there goes with the test's folder
+            del sys.modules[name]  # another test may have imported this repository's modules
+        tempfile.tempdir = str(self.root / "tmp")  # files of a killed process are deleted with the test's folder
         try:
             from _patchset.cli import main
 
@@ -184,7 +184,7 @@ def repo(template, tmp_path):
 
 
 def make_venv(root: Path, *modules: str, version: str | None = None, dist: str | None = None) -> Path:
-    """A virtual environment's site-packages with modules as installed: package folder, built file and dist-info."""
+    """Make a virtual environment; return its site-packages with installed modules: package, built file, dist-info."""
     site = root / "lib" / "python3.11" / "site-packages"
     for module in modules:
         for name, (mode, data) in (ALPHA | BETA).items():
@@ -203,7 +203,7 @@ def make_venv(root: Path, *modules: str, version: str | None = None, dist: str |
 
 @pytest.fixture
 def venv(tmp_path):
-    """Both modules installed; its site-packages."""
+    """The site-packages of a virtual environment with both modules."""
     return make_venv(tmp_path / "venv", "alpha", "beta")
 
 
@@ -352,7 +352,7 @@ def test_a_distribution_may_have_versions_of_its_own(repo, tmp_path):
 
 
 def test_an_editable_install_is_refused_with_the_way_out(repo, venv, tmp_path):
-    """Its state is that of its source tree."""
+    """The tool refuses, and names the command that patches the source tree of the editable install instead."""
     trees, env = tmp_path / "the trees", ("--env", venv.parents[2])
     direct = {"url": f"file://{tmp_path}/the%20trees/beta", "dir_info": {"editable": True}}
     (venv / "beta-0.3.dist-info/direct_url.json").write_text(json.dumps(direct))
@@ -487,12 +487,12 @@ for name in ("replace", "rename", "unlink", "rmdir", "mkdir"):
 
 
 def kill_at(repo, call, root, *args):
-    """Run the tool and kill it right before the given one of the calls that change something below root."""
+    """Run the tool and kill it right before call number `call` of the calls that change something below root."""
     return repo.run(*args, before=KILL.format(left=call, root=str(root)), code=None)
 
 
 def without_folders(tree):
-    """A killed drop or apply may leave folders that have become empty."""
+    """The entries of a snapshot except folders. A killed drop or apply may leave empty folders."""
     return {path: entry for path, entry in tree.items() if entry[1] is not None}
 
 
@@ -523,7 +523,7 @@ def test_killed_anywhere_the_same_command_finishes_it_and_the_other_one_undoes_i
 
 
 def kill_at_replacing(path):
-    """Code that lets the tool be killed where it would write this path."""
+    """Code that kills the tool where it would replace the file at this path."""
     replacing = f"os._exit(99) if str(b) == {str(path)!r} else real(a, b)"
     return f"import os\nreal = os.replace\nos.replace = lambda a, b: {replacing}"
 
@@ -753,7 +753,7 @@ def test_values_for_scripts(repo):
 
 
 def test_the_password_of_the_index_goes_to_its_host_alone(monkeypatch):
-    """A redirection does not take it along."""
+    """The password is sent to the index's host, but not to another host or after a redirection."""
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "patches"))
     from _patchset import sdist
 

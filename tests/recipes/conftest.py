@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes of this machine's CPU: vLLM's own platform, not that of vllm-ascend, which is installed as well."""
+"""Run recipes on this machine's CPU with vLLM's own platform, although vllm-ascend is installed too."""
 
 import json
 import os
@@ -17,11 +17,10 @@ os.environ["VLLM_PLUGINS"] = ""
 
 @pytest.fixture(scope="session")
 def train():
-    """train(folder, *overrides, script="tiny", validate=False, site="forked", **variables): runs a recipe for a CPU to
-    its end.
+    """train(folder, *overrides, script="tiny", validate=False, site="forked", **variables): run a recipe for a CPU.
 
-    validate: before the first step and after each, 8 prompts in two batches, 4 answers each, with the same seeds; they
-    are in folder/validation. site: the folder of a sitecustomize.py for all processes.
+    validate: validate before the first step and after each step, always with the same seeds: 8 prompts in two batches
+    with 4 answers each, written to folder/validation. site: folder of the sitecustomize.py that all processes import.
     """
 
     def run(folder, *overrides, script="tiny", validate=False, site="forked", **variables):
@@ -44,7 +43,7 @@ def train():
 
 @pytest.fixture(scope="session")
 def validations():
-    """validations(folder): of a run, the `val/unchanged` that it has logged, by step, and the share counted anew."""
+    """validations(folder): return the `val/unchanged` that a run logged, by step, and the same shares recomputed."""
 
     def read(folder):
         rows = map(json.loads, (folder / "steps.jsonl").read_text().splitlines())
@@ -66,14 +65,14 @@ def validations():
 
 @pytest.fixture(scope="session")
 def off(train, tmp_path_factory):
-    """The folder of a run of two steps of the synchronous trainer without speculation, and with validations."""
+    """Folder of a run of two synchronous training steps with validations and without speculation."""
     folder = tmp_path_factory.mktemp("off")
     train(folder, "sam=off", "steps=2", "checkpoints.every=1", validate=True)
     return folder
 
 
 class Loader:
-    """A dataloader of batches of one prompt, that knows how many it has given."""
+    """A dataloader of one-prompt batches that counts the batches it has returned."""
 
     def __init__(self, dataset, **settings):
         self.dataset, self.given = dataset, 0
@@ -96,7 +95,7 @@ class Loader:
 
 @pytest.fixture
 def make_trainer(monkeypatch):
-    """make_trainer(config, prompts, generate): verl's trainer as far as it asks for prompts, p0, p1 and so on."""
+    """make_trainer(config, prompts, generate): the part of verl's trainer that sends the prompts p0, p1, ..."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1 import trainer_base
 

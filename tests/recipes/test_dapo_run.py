@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DAPO for real: verl's trainer, vLLM's engine, the tiny Qwen3, two training steps with SAM and two without."""
+"""End-to-end DAPO: verl's trainer, vLLM's engine, the tiny Qwen3, two training steps with SAM and two without."""
 
 import contextlib
 import hashlib
@@ -34,10 +34,10 @@ DASHBOARD = launch.ROOT / "ansible/roles/monitoring/templates/dashboard.json.j2"
 
 
 def train_until_killed(folder, *overrides):
-    """Start a run and kill it, Ray's processes included, when its second step has answers.
+    """Start a run and kill it with Ray's processes once its second step has logged answers.
 
-    The run is nicer than this process, which must look at it in time on a busy host. Its engine's log gets a row of the
-    second step, as an engine writes some of a long one.
+    The run has a lower CPU priority than this process, which must see the answers in time on a busy host. The engine's
+    log gets another row, as if the engine had logged a part of the second step.
     """
     command = ["nice", SCRIPT, *overrides, "--run-dir", folder]
     launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -56,11 +56,11 @@ def train_until_killed(folder, *overrides):
     rows.write_text(text + text.splitlines(keepends=True)[-1])
     tracker = folder / "checkpoints" / "latest_checkpointed_iteration.txt"
     assert tracker.read_text() == "1"
-    tracker.write_text("")  # as a kill within its writing leaves it
+    tracker.write_text("")  # the state after a kill while the file is written
 
 
 def scrape(folder, ended):
-    """Samples that Prometheus would have got last from the run's files and from its engines."""
+    """Return the last samples, by name, that Prometheus would have scraped from the run's files and its engines."""
     found = {}
 
     def keep(text):
@@ -68,7 +68,7 @@ def scrape(folder, ended):
         found.update((sample.name, sample) for family in families for sample in family.samples)
 
     while not ended.wait(0.3):
-        with contextlib.suppress(OSError, HTTPException, ValueError):  # not there any more
+        with contextlib.suppress(OSError, HTTPException, ValueError):  # the file or the engine has gone
             for file in folder.glob("*.prom"):
                 keep(file.read_text())
             for file in folder.glob("*.json"):
@@ -94,7 +94,7 @@ def finished(folder):
 
 @pytest.fixture(scope="session")
 def run(train, tmp_path_factory):
-    """A run with SAM and validations with the same seeds, and what Prometheus would have got of it."""
+    """A run with SAM and seeded validations, and the samples that Prometheus would have scraped from it."""
     folder, metrics = tmp_path_factory.mktemp("dapo"), tmp_path_factory.mktemp("metrics")
     ended = threading.Event()
     with ThreadPoolExecutor() as pool:
@@ -115,7 +115,7 @@ def test_two_steps_are_trained(run):
 
 
 def test_validations_with_one_seed_give_the_same_answers(run, validations):
-    """But those that new weights have turned. test_modes.py has weights that stay."""
+    """More than 90 % of the answers stay equal although the weights change; in test_modes.py the weights stay."""
     logged, counted = validations(run.folder)
     assert logged == counted and counted.keys() == {1, 2}
     assert min(counted.values()) > 0.9
@@ -136,7 +136,7 @@ def test_step_log_has_the_speculation_metrics(run):
         assert step["data"]["rollout/spec_accept_rate"] == data["accepted"] / data["drafted"]
         assert 1 < step["data"]["rollout/spec_accept_length"] <= 1 + data["accepted"]
         assert data["tokens_per_step"] == pytest.approx(data["tokens"] / data["request_steps"])
-        # what is accepted behind the end of an answer is not emitted
+        # tokens accepted after the end of an answer are not emitted
         assert data["request_steps"] < data["tokens"] <= data["request_steps"] + data["accepted"]
         assert data["draft_ms"] > 0 and data["tail_s"] > 0 and data["index_bytes"] > 0
         assert 1e-3 * data["decode_steps"] < data["cpu_s"] < 8 * data["busy_s"]
@@ -153,8 +153,8 @@ def test_step_log_has_the_speculation_metrics(run):
 
 
 def test_prometheus_finds_what_the_dashboard_shows(run):
-    """Of the engine and of training; the bed has the other exporters. sam_switch_on comes within a second of
-    drafting."""
+    """The run exports each metric of vLLM and verl on the dashboard; the test bed checks the other exporters. vLLM
+    exports sam_switch_on within a second of drafting."""
     samples = run.scraped
     wanted = set(re.findall(r"\b(?:vllm:|verl_)\w+", DASHBOARD.read_text()))
     assert len(wanted) > 10 and wanted <= samples.keys()
@@ -166,7 +166,7 @@ def test_prometheus_finds_what_the_dashboard_shows(run):
 
 
 def test_every_answer_is_logged(run):
-    """Eight of each prompt, which differ; that they are in their places, their seeds say."""
+    """Each prompt has eight answers, not all equal. The next test checks their places by their seeds."""
     for step in run.steps:
         answers = {place[1:]: answer for place, answer in run.answers.items() if place[0] == step["step"]}
         prompts = range(max(8, len(answers) // 8))
@@ -176,8 +176,8 @@ def test_every_answer_is_logged(run):
 
 
 def test_every_token_is_what_the_target_samples(run):
-    """Of each step's answers, by transformers with that step's weights and the request's noise, all but those in which
-    rounding has turned a token: at most one in twenty."""
+    """transformers, with the step's weights and the request's noise, samples the same tokens in at least 95 % of each
+    step's answers; rounding may change the others."""
     target = AutoModelForCausalLM.from_pretrained(tiny_model.FOLDER).eval()
     tokenizer = AutoTokenizer.from_pretrained(tiny_model.FOLDER)
     chats = pandas.read_parquet(tiny_model.FOLDER / "train.parquet")["prompt"]
@@ -208,7 +208,7 @@ def prompt_hash(ids):
 
 
 def assert_same(answers, off):
-    """Of each step, all tokens but those behind one that rounding has turned: at most one answer in twenty."""
+    """Assert that at least 95 % of each step's answers are equal; rounding may change the others."""
     for step in compare_answers(read_answers(off), answers)["steps"]:
         assert step["answers"] >= 64 and step["tokens"] > 2000
         assert step["answers_equal"] >= 0.95 * step["answers"]
@@ -224,7 +224,7 @@ def test_without_sam_the_answers_are_the_same(run, off, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_after_its_checkpoint(train, off, tmp_path):
-    """From then on its engine schedules asynchronously, which vLLM's CPU backend must be made to do."""
+    """The resumed run schedules asynchronously, which tests/recipes/asynchronous enables in vLLM's CPU backend."""
     train_until_killed(tmp_path, *ON)
     printed = train(tmp_path, *ON, site="asynchronous").stdout
     run = finished(tmp_path)
@@ -233,14 +233,14 @@ def test_a_killed_run_goes_on_after_its_checkpoint(train, off, tmp_path):
     assert [attempt["after_step"] for attempt in run.record["attempts"]] == [0, 1]
     assert sum(row[3] for row in run.rows) == sum(step["data"]["rollout/spec/tokens"] for step in run.steps)
     assert run.record["summary"]["tokens"] == run.steps[1]["data"]["rollout/spec/tokens"]
-    assert run.record["load"].keys() == {"2"}, "of the steps that this launcher has seen"
+    assert run.record["load"].keys() == {"2"}, "a launcher records the load of its own steps"
     (found,) = re.findall(r"history: (\d+) answers to \d+ prompts", run.log)
     assert Pool.describe(tmp_path / "history/replica-0/engine-0/pool")["texts"] > int(found) > 50
     assert_same(run.answers, off)
 
 
 def test_rollout_log_probs_agree_with_the_trainers(run):
-    """Wrong logits or weights that were not updated would show here."""
+    """Wrong logits, or weights that were not updated, would make the log-probabilities differ."""
     for step in run.steps:
         assert step["data"]["rollout_corr/log_ppl_abs_diff"] < 1e-4
         name = "rollout_corr/log_prob_diff/"

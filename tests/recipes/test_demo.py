@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: what ends it early, its turns with small processes for trainers, and a short one for real."""
+"""The demo: errors that end it early, turns of small processes in place of trainers, and a short real demo."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ SkipManager.set_step(step + 1)
 
 @pytest.fixture
 def started(monkeypatch):
-    """started(off=..., on=...): commands in place of the launchers. The arms that were started, then the report."""
+    """started(off=..., on=...): replace the launchers by commands; return the list of started arms and reports."""
     calls = []
     monkeypatch.setattr(demo, "MEMORY", 0)
     monkeypatch.setattr(demo, "MODULES", [])
@@ -46,7 +46,7 @@ def started(monkeypatch):
 
 
 def test_one_trains_at_a_time_and_goes_on_where_the_other_fails(started, tmp_path, capfd):
-    """`off` goes on at step 3 and fails in step 4; `on`, which is a step behind, catches up and trains to its end."""
+    """`off` resumes at step 3 and fails in step 4; `on` resumes at step 2, catches up and trains to its end."""
 
     def trainer(arm, *steps):
         return [sys.executable, "-c", TRAINER, arm, *map(str, steps), str(tmp_path / "log")]
@@ -57,7 +57,7 @@ def test_one_trains_at_a_time_and_goes_on_where_the_other_fails(started, tmp_pat
     expected = [line for turn in turns for line in (f"{turn} begins", f"{turn} ends")]
     expected[expected.index("off 4 ends")] = "off fails"
     assert (tmp_path / "log").read_text().splitlines() == expected
-    assert calls == ["off", "on"], "and no report"
+    assert calls == ["off", "on"], "a failed arm has no report"
 
 
 def test_arms_that_were_done_before_are_compared(started, tmp_path, capfd):

@@ -18,7 +18,7 @@ QWEN3 = Path(environment.__file__).parent / "qwen3"
 
 
 def npu(*overrides):
-    """The article's 32B recipe."""
+    """Return the article's 32B recipe with overrides."""
     return config.load(QWEN3 / "dapo_qwen3_32b_32die.yaml", list(overrides))
 
 
@@ -57,14 +57,14 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
     ],
 )
 def test_ranks_wait_for_the_slowest_writer_of_a_checkpoint(model, overrides, connect, waits, tmp_path):
-    """Twice 3291 or 459 GB over the rate; more than 0.9 GB/s does not count, and CANN connects for 7200 s at most."""
+    """Ranks wait for twice 459 or 3291 GB over the write rate, at most 0.9 GB/s; CANN connects for at most 7200 s."""
     recipe = config.load(QWEN3 / f"dapo_qwen3_{model}.yaml", overrides.split())
     env = environment.variables(recipe, RecipePins(recipe.pin_set), tmp_path)
     assert (int(env["HCCL_CONNECT_TIMEOUT"]), int(env["HCCL_EXEC_TIMEOUT"])) == (connect, waits)
 
 
 def test_a_ray_that_the_run_starts_may_take_longer_than_30_s(monkeypatch, tmp_path):
-    """By variables that the pinned Ray reads, unless they are set."""
+    """The run sets variables that the pinned Ray reads, unless the user has set them."""
     names = ("RAY_raylet_start_wait_time_s", "RAY_gcs_server_port_wait_time_s")
     for name in names:
         monkeypatch.delenv(name, raising=False)
@@ -78,7 +78,7 @@ def test_a_ray_that_the_run_starts_may_take_longer_than_30_s(monkeypatch, tmp_pa
 
 
 def test_a_task_queue_of_level_2_is_the_articles(tmp_path):
-    """Recommended: torch_npu's default."""
+    """The recommended profile keeps torch_npu's default level, 1."""
     theirs, ours = variables(tmp_path), variables(tmp_path, "rollout.enforce_eager=false", "profile=recommended")
     assert [(env["TASK_QUEUE_ENABLE"], env["HCCL_BUFFSIZE"]) for env in (theirs, ours)] == [("2", "300"), ("1", "200")]
 
@@ -105,7 +105,7 @@ def test_what_cannot_work_on_ascend_is_refused(overrides, sentence, tmp_path):
 
 
 def test_all_reduce_is_measured_as_torchrun_starts_it_on_each_host():
-    """Two hosts of one process each, over gloo."""
+    """Two torchrun calls stand for two hosts with one process each, over gloo; only the first prints the result."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]

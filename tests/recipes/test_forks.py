@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Python that has imported modules already acts like one that has not."""
+"""A Python forked from a process with imported modules behaves like a newly started one."""
 
 import json
 import os

@@ -33,7 +33,7 @@ MEGATRON, ASYNC = "train.backend=megatron", "verl.actor_rollout_ref.actor.checkp
 
 @pytest.fixture
 def patched(monkeypatch):
-    """Takes this environment's modules for patched ones."""
+    """Skip the check that this environment's modules are patched."""
     monkeypatch.setattr(launch, "tree_ids", lambda recipe: {})
 
 
@@ -68,7 +68,7 @@ def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
 
 
 def test_values_reach_verl_and_the_run_s_recipe_as_they_were_written(tmp_path):
-    """Numbers are written as in verl's own scripts; YAML or Hydra could take the texts for something else."""
+    """YAML or Hydra could read the texts as other types; the numbers are written as in verl's own scripts."""
     texts = [r"^a\.b$", r"a\'b\\", "'", "1e-6", ".5", "null", "é", "a\nb=c, d", "$HOME", "{a: 1}", ""]
     words = [f"env.T{number}={json.dumps(text)}" for number, text in enumerate(texts)]
     values = {"+data.many": [{"a b": 1e-6, "c": r"\boxed{}"}, None, "1e-6"], "critic.optim.lr": 1e-1}
@@ -188,7 +188,7 @@ MANAGER = "verl.reward.reward_manager.source=importlib verl.reward.reward_manage
     ("key", "source", "overrides", "status"),
     [
         ("train_files", "my_company/invoices", "", 1),
-        ("train_files", "math_dapo", "", 0),  # which verl knows
+        ("train_files", "math_dapo", "", 0),  # verl has a reward for it
         ("train_files", "my_company/invoices", MANAGER, 0),
         ("train_files", "my_company/invoices", "verl.reward.reward_model.enable=true", 0),
         ("val_files", "my_company/invoices", "trainer.test_freq=5", 1),
@@ -196,7 +196,7 @@ MANAGER = "verl.reward.reward_manager.source=importlib verl.reward.reward_manage
     ],
 )
 def test_data_of_a_source_without_a_reward_is_refused(key, source, overrides, status, tmp_path, capsys, patched):
-    """By the check too, if it is scored, and by verl's reward."""
+    """--check refuses the data only if the run scores them with verl's own reward."""
     file = tmp_path / "data.parquet"
     rows = parquet.read_table(load().data.val_files).slice(0, 2)
     column = rows.column_names.index("data_source")
@@ -232,7 +232,7 @@ def test_playbooks_get_the_recipe_as_json(capsys):
 
 
 def test_only_the_patched_trees_that_a_recipe_needs_run(monkeypatch, tmp_path, capsys):
-    """As this environment has them; a GPU needs no vllm-ascend."""
+    """All three trees of this environment are patched; a recipe for GPUs needs no vllm-ascend."""
     states = dict.fromkeys(("vllm", "vllm_ascend", "verl"), "patched")
     assert launch.patch_states("vllm-0.23", "--env", sys.prefix) == states
     assert set(launch.tree_ids(load())) == {*states}
@@ -259,7 +259,7 @@ def test_missing_file_is_one_sentence(tmp_path, capsys):
     ],
 )
 def test_a_wrong_interpreter_is_one_sentence(python, sentence, tmp_path):
-    """Also one without packages."""
+    """The interpreter may be missing or lack the packages."""
     (bare := tmp_path / "bare").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
     script = QWEN3 / "run_dapo_qwen3_tiny_cpu.sh"
@@ -286,7 +286,7 @@ def test_speculation_that_is_silently_absent_is_an_error(sam, drafted, sentence,
 
 
 def arguments(folder, *overrides, run="run"):
-    """Arguments of the launcher: the tiny recipe with a run in `folder`, and the files of a model that it looks for."""
+    """Make the model files that the launcher looks for; return its arguments for the tiny recipe, run in `folder`."""
     model = folder / "model"
     model.mkdir(exist_ok=True)
     shape = {
@@ -303,7 +303,7 @@ def arguments(folder, *overrides, run="run"):
 
 
 def fake_verl(draftless_steps):
-    """Stands in for verl's command: a process that logs steps without a draft and ends well."""
+    """Return a stand-in for verl's command: a process that logs steps without a draft and exits with 0."""
 
     def command(entry, overrides, run_dir):
         step = {"rollout/spec/drafted": 0, "timing_s/gen": 1.0, "timing_s/step": 2.0, "critic/rewards/mean": None}
@@ -396,7 +396,7 @@ def test_errors_of_the_display_do_not_end_a_run(tmp_path, capsys):
 
 
 def test_a_start_says_what_it_waits_for(tmp_path, monkeypatch, capsys):
-    """Until the first step, by what this attempt has logged."""
+    """Before its first step, the launcher infers from this attempt's log what the run waits for."""
     monkeypatch.setattr(follow, "LOOK", 0.0)
     log, steps = tmp_path / "verl.log", tmp_path / "steps.jsonl"
     log.write_text("Training Progress: of the attempt before\n")
@@ -413,7 +413,7 @@ def test_a_start_says_what_it_waits_for(tmp_path, monkeypatch, capsys):
 
 
 def test_a_step_without_progress_ends_the_run(tmp_path, monkeypatch):
-    """Not while an engine steps or a checkpoint grows, nor in the first step, nor as long as earlier steps took."""
+    """Engine steps and checkpoint growth restart the limit; the first step and pauses like earlier ones are exempt."""
     monkeypatch.setattr(follow, "LOOK", 0.0)
     log, engine, saved = (tmp_path / name for name in ("steps.jsonl", "engine-0.jsonl", "checkpoints/a/b"))
     saved.parent.mkdir(parents=True)
@@ -438,7 +438,7 @@ time.sleep(60)"""
 
 
 def test_a_run_whose_ray_starts_late_is_started_again(monkeypatch, tmp_path, capsys, patched):
-    """At most twice; a run that failed in another way is not started again."""
+    """The run is restarted at most twice, and not at all after another error."""
     late = "Exception: The current node timed out during startup. This could happen because the raylet failed"
     for said, starts in ((late, 3), ("ValueError: no", 1)):
         code = f"raise SystemExit({said!r})"
@@ -458,7 +458,7 @@ def test_a_step_that_takes_too_long_ends_the_run(monkeypatch, tmp_path, capsys, 
     assert "trainer.step_timeout" in json.loads((tmp_path / "run" / "run.json").read_text())["status"]
 
 
-# A trainer that ignores SIGTERM, as its child does, and writes the child's process id.
+# A trainer that writes its child's process id; both ignore SIGTERM.
 TRAINER = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -469,13 +469,13 @@ time.sleep(600)
 
 
 def start_launcher(folder, words):
-    """A launcher of TRAINER in a process of its own, its errors in `folder`/errors, and its trainer's child."""
+    """Start a launcher of TRAINER in a process, with its errors in `folder`/errors; return it and TRAINER's child."""
 
     def run():
         sys.stderr = errors
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         clock = time.monotonic
-        time.monotonic = lambda: 15 * clock()  # 20 s pass in little more than one
+        time.monotonic = lambda: 15 * clock()  # 20 s pass in 1.3 s
         launch.verl.command = lambda *args: [sys.executable, "-c", TRAINER, str(pids)]
         sys.exit(launch.main(words))
 
@@ -500,7 +500,7 @@ def test_a_stopped_launcher_leaves_no_process(sign, status, tmp_path, patched):
 
 
 def test_two_runs_do_not_share_a_folder(monkeypatch, tmp_path, capsys, patched):
-    """Nor does a run start next to a trainer whose launcher was killed."""
+    """A run is refused while the trainer of a killed launcher is alive."""
     words = arguments(tmp_path, "sam=off", "steps=1")
     launcher, child = start_launcher(tmp_path, words)
     orphans = [child, child.parent()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout's arithmetic, against figures worked out by hand from the public shapes, and what it refuses."""
+"""The layout's arithmetic, compared with figures worked out by hand from public shapes, and refused layouts."""
 
 import json
 import re
@@ -19,7 +19,7 @@ OURS = "profile=recommended"
 
 
 def load(name=B32, changes=""):
-    """A recipe with overrides, and its model's shape where that is known."""
+    """Return a recipe with overrides, and its model's shape or None."""
     recipe = config.load(QWEN3 / f"{name}.yaml", changes.split())
     return recipe, SHAPES.get(Path(recipe.model.path).name)
 
@@ -35,7 +35,7 @@ def load(name=B32, changes=""):
     ],
 )
 def test_shapes(model, parameters, experts, weights, kv_token, kv_of_8):
-    """Parameters in 10^9, bf16 weights in GiB, keys and values in KiB a token, and what 8 dies leave of them."""
+    """Parameters in 10^9, bf16 weights in GiB, and KV cache in KiB per token, on one die and on each of 8 dies."""
     shape = SHAPES[model]
     assert (shape.parameters / 1e9, shape.expert_parameters / 1e9) == pytest.approx((parameters, experts), abs=6e-3)
     assert 2 * shape.parameters / GIB == pytest.approx(weights, abs=0.05)
@@ -43,7 +43,7 @@ def test_shapes(model, parameters, experts, weights, kv_token, kv_of_8):
 
 
 def test_states_of_a_request():
-    """MiB, with 0, 3, 7 and 15 draft tokens, and on each of four devices."""
+    """A request's states in MiB with 0, 3, 7 and 15 draft tokens, and on each of four devices."""
     states = SHAPES["Qwen3.5-9B"].state_bytes
     assert [round(states(1, k) / 2**20) for k in (0, 3, 7, 15)] == [49, 201, 414, 876]
     assert states(4, 3) == states(1, 3) / 4 and SHAPES["Qwen3-8B"].state_bytes(1, 3) == 0
@@ -70,7 +70,7 @@ def test_states_are_counted():
     ],
 )
 def test_rollout_memory(name, weights, sequence, kv, full, mean):
-    """GiB a die, full sequences and thousands of mean tokens; with 8 GiB reserved, with 4 and the communicators."""
+    """GiB per die, full sequences and thousands of mean tokens, with 8 GiB reserved and with 4 plus communicators."""
     low, high = (layout.rollout(*load(name), reserve) for reserve in (8.0, 4.0))
     assert low.weights == pytest.approx(weights, abs=0.05)
     assert low.sequence == pytest.approx(sequence, abs=0.01)
@@ -81,7 +81,7 @@ def test_rollout_memory(name, weights, sequence, kv, full, mean):
 
 @pytest.mark.parametrize(("name", "total", "host"), [(GPUS, 18.4, 92), (GPU, 10.3, 7), (STATES, 52.9, 301)])
 def test_recipes_of_gpus_fit(name, total, host):
-    """Their comments: GiB a GPU while it trains, GiB of a host; and nothing warns of preemption."""
+    """The recipes' comments name these GiB per GPU in training and per host; no warning of preemption is given."""
     lines, warnings = layout.report(*load(name))
     assert not warnings and any(line.startswith("  total") for line in lines)
     train = layout.training(*load(name))
@@ -105,7 +105,7 @@ def test_waves_of_requests():
     ],
 )
 def test_training_memory(name, changes, states, logits, host):
-    """GiB a die of weights, gradients, optimizer and logits; GiB a host of the optimizer off the dies."""
+    """Weights, gradients, optimizer and logits in GiB per die; the offloaded optimizer in GiB per host."""
     train = layout.training(*load(name, changes))
     assert (train.weights, train.gradients, train.optimizer) == pytest.approx(states, abs=0.06)
     assert train.logits == pytest.approx(logits, abs=0.05) and round(train.host) == host
@@ -120,7 +120,7 @@ def test_training_memory(name, changes, states, logits, host):
     ],
 )
 def test_the_reference_model_is_counted(name, changes, die, host):
-    """GiB. It is there with the KL divergence in the loss or in the reward."""
+    """A KL divergence in the loss or in the reward adds a reference model; its memory is in GiB."""
     recipe, model = load(name, changes)
     without, needed = layout.training(recipe, model), space.needs(recipe, model)
     for key in ("use_kl_loss", "use_kl_in_reward"):
@@ -146,18 +146,18 @@ def test_a_model_that_is_not_counted_is_named():
 @pytest.mark.parametrize(
     ("name", "changes", "engine", "trainer"),
     [
-        # World and tensor at vllm-ascend's 200 MiB. World, tensor, pipeline, context twice, data and context, tensor
-        # and pipeline at 300; pipeline and both of context also 20 point to point.
+        # Engine: world and tensor, vllm-ascend's 200 MiB each. Trainer: world, tensor, pipeline, context twice, data
+        # and context, tensor and pipeline, 300 each; pipeline and both of context have 20 more for point to point.
         (B32, "", 2 * 2 * 200, 2 * (7 * 300 + 3 * 20)),
         (B32, OURS, 2 * 2 * 200, 2 * 3 * 200),  # world, sequence, data
-        # Also expert at 200, data parallel at 50 and dispatch at 300. The trainer's four of experts, and tensor and
-        # context; those of one die have no communicator: expert tensor, expert data.
+        # Engine: also expert 200, data parallel 50, dispatch 300. Trainer: also three groups of experts, and tensor
+        # and context. Groups of one die, here expert tensor and expert data, have no communicator.
         (B235, "", 2 * (3 * 200 + 50 + 300), 2 * (11 * 300 + 3 * 20)),
         (B235, "cluster.device=cuda", 0, 0),
     ],
 )
 def test_communicators_take_device_memory(name, changes, engine, trainer):
-    """MiB: twice the buffer for each group of more than one die."""
+    """Each group of more than one die takes twice its buffer, in MiB."""
     recipe, model = load(name, changes)
     assert 1024 * communicators.engine_memory(recipe) == pytest.approx(engine)
     assert 1024 * communicators.trainer_memory(recipe) == pytest.approx(trainer)
@@ -173,8 +173,8 @@ def test_an_engines_communicators_are_in_its_reserve_until_they_leave_activation
 
 
 def test_the_buffer_that_the_dispatch_to_experts_needs():
-    """64 requests of 4 tokens over 4 dies: 64 tokens a die, sent to 128 experts in rows of 8,704 bytes, back from 8 in
-    rows of 8,192; twice, and 11 MiB."""
+    """A die's 64 tokens (64 requests of 4 tokens on 4 dies) go to 128 experts in rows of 8,704 bytes and return from 8
+    in rows of 8,192 bytes. The buffer has twice these bytes and 11 MiB."""
     assert communicators.dispatch_buffer(*load(B235)) == -(-2 * 64 * (128 * 8704 + 8 * 8192) // 2**20) + 11 == 155
     assert communicators.dispatch_buffer(*load(B235, "rollout.max_num_seqs=4096")) > 8 * 144
     assert communicators.dispatch_buffer(*load()) == 0
@@ -189,7 +189,7 @@ def test_the_buffer_that_the_dispatch_to_experts_needs():
     ],
 )
 def test_weights_of_a_sleeping_engine_are_pinned_in_blocks_of_powers_of_two(name, blocks):
-    """MiB of a layer's matrices, then of the vocabulary's."""
+    """Blocks in MiB: a layer's matrices, then the vocabulary's. The comments give the sizes before rounding."""
     assert layout.rollout(*load(name, "cluster.die_memory=64")).pinned == blocks / 1024
 
 
@@ -313,7 +313,7 @@ MOONLIGHT = {"hidden_size": 2048, "vocab_size": 163840}
     ],
 )
 def test_other_architectures_are_counted_or_named(kind, sizes, parameters, largest, tmp_path):
-    """Parameters as their publishers count them, but for norms."""
+    """The numbers of parameters are the publishers', apart from norms."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **sizes}))
     model, recipe = read_shape(tmp_path), load(GPUS, f"model.path={tmp_path}")[0]
     assert embedding(tmp_path) == largest
@@ -327,7 +327,7 @@ def test_other_architectures_are_counted_or_named(kind, sizes, parameters, large
 
 @pytest.mark.parametrize("name", [B32, "dapo_qwen3_32b_128die_customer", B235])
 def test_all_rounds_of_a_step_fit_the_time_of_a_step(name):
-    """By the article's seconds; its 235B took 19.7 hours at worst, against 12."""
+    """The article's rounds must fit; ten of its 235B's longest take 19.7 hours, and the default limit is 12 hours."""
     for profile in ("article", "recommended"):
         recipe, _ = load(name, f"pin_set=vllm-0.23 profile={profile}")
         assert recipe.rollout.expected_round * recipe.algorithm.max_num_gen_batches < recipe.trainer.step_timeout

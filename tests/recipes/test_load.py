@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the launcher notes of other work on the machine."""
+"""The launcher's record of other processes' load on the machine."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from llm_rl import load
 
 
 def test_a_process_is_its_own_load_and_anothers(monkeypatch):
-    """Over the same span: to one meter the busy process is its own, its child included, to another the demo's."""
+    """The busy process and its child are others' load to the first meter, but not to its own and the demo's meter."""
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
     idle, busy = (subprocess.Popen([sys.executable, "-c", code]) for code in ("import time; time.sleep(600)", child))
     try:
@@ -36,7 +36,7 @@ def test_a_process_is_its_own_load_and_anothers(monkeypatch):
 
 
 def test_shares(monkeypatch):
-    """Of 10 s of CPU time 4 were idle or waiting for a disk, 1 was stolen, 3 were the run's: 2 were others'."""
+    """10 s of CPU time: 4 s idle or waiting for a disk, 1 s stolen, 3 s used by the run, so 2 s used by others."""
 
     class Times(SimpleNamespace):
         def __iter__(self):

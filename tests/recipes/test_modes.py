@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainers of verl, with SAM and without: drafts are verified, and the answers are the same, those of a synchronous
-run.
+"""All trainers of verl, with and without SAM: drafts are verified, and the answers are those of a synchronous run.
 
-The learning rate is 0, so that the weights of each update are the first ones again: a token then depends on its
-request's seed and its position alone, in whichever order a trainer asks, aborts and resumes requests. The engines start
-with random weights: an update that did not arrive would show.
+The learning rate is 0, so updates do not change the weights: a token depends only on its request's seed and its
+position, in whatever order a trainer sends, aborts and resumes requests. The engines start with random weights, so a
+missing first update would change the answers.
 """
 
 import json
@@ -21,8 +20,8 @@ SPEC = "rollout/spec/"
 ALL_PROMPTS = "algorithm.filter_groups=false"
 TWO = [f"{key}=2" for key in ("data.train_batch_size", "data.gen_batch_size", "train.ppo_mini_batch_size")]
 RUNS = {
-    # One prompt after another is generated, two answers at a time. The first two prompts are trained on, which takes a
-    # fraction of the time of the other six: the new weights interrupt one of these.
+    # Prompts are generated one by one, two answers at a time. Training on the first two prompts takes a fraction of
+    # the time of generating the other six, so the new weights interrupt one of the six.
     "fully_async": (
         "tiny_tools",
         [ALL_PROMPTS, *TWO, "steps=4", "rollout.max_num_seqs=2"]
@@ -33,15 +32,15 @@ RUNS = {
     "separate_async": ("tiny", ["train.ppo_mini_batch_size=4"]),  # two updates a step
     "sync": ("tiny_tools", ["algorithm.use_kl_loss=true", "algorithm.use_kl_in_reward=true"]),
 }
-"""By trainer mode: the recipe, and overrides. test_dapo_run.py has sync without tools."""
+"""Recipe and overrides of each trainer mode; test_dapo_run.py runs sync without tools."""
 ANSWERS_PLACED_BY_TIME = ("colocate_async", "separate_async")
-"""How many prompts a step replaces depends on which were answered when it looked; the next step's are numbered after
-them."""
+"""Modes in which timing decides how many prompts a step replaces, and so from which number the next step counts its
+prompts."""
 
 
 @pytest.fixture(scope="module", params=RUNS)
 def train_mode(request, train, tmp_path_factory):
-    """train_mode(sam): a finished run of the mode; most of a minute."""
+    """train_mode(sam): run the mode to its end, which takes most of a minute, and return the run."""
     mode = request.param
     script, overrides = RUNS[mode]
 
@@ -87,7 +86,7 @@ def test_drafts_are_verified_and_logged(run):
 
 @pytest.mark.slow
 def test_validations_with_one_seed_give_the_same_answers(run, validations):
-    """All but those in which rounding has turned a token: at most one in twenty."""
+    """At least 95 % of the answers are equal; rounding may change the others."""
     logged, counted = validations(run.folder)
     assert logged and counted
     assert min(*logged.values(), *counted.values()) >= 0.95
@@ -95,8 +94,7 @@ def test_validations_with_one_seed_give_the_same_answers(run, validations):
 
 @pytest.mark.slow
 def test_answers_are_those_of_the_mode_without_sam(run, without):
-    """All of them whole, of tools the second turn too, but those in which rounding has turned a token: at most one in
-    twenty."""
+    """At least 95 % of the answers are equal, turns after a tool call included; rounding may change the others."""
     both = run.answers.keys() & without.answers.keys()
     moved = {place for place in both if run.answers[place].prompt_hash != without.answers[place].prompt_hash}
     if run.mode in ANSWERS_PLACED_BY_TIME:
@@ -111,8 +109,8 @@ def test_answers_are_those_of_the_mode_without_sam(run, without):
 
 @pytest.mark.slow
 def test_report_compares_the_log_probs_of_rollout_and_training(run, without, tmp_path):
-    """Of each token that was trained on, once. one_step_off computes them anew because it is told to, fully_async does
-    not."""
+    """Each token trained on is compared once. one_step_off recomputes the log-probabilities because RUNS says so;
+    fully_async does not."""
     assert report(["report", f"--off={without.folder}", f"--on={run.folder}", f"--out={tmp_path}"]) == 0
     missing = ["a step log has no `rollout_corr/log_prob_diff/*`"] if run.mode == "fully_async" else []
     assert re.findall("Missing: (.*?),", (tmp_path / "report.md").read_text()) == missing
@@ -126,7 +124,7 @@ def test_report_compares_the_log_probs_of_rollout_and_training(run, without, tmp
 
 @pytest.mark.slow
 def test_answers_are_those_of_a_synchronous_run(run, off):
-    """All but those in which rounding has turned a token: at most one in twenty."""
+    """At least 95 % of the answers begin with the synchronous run's answer; rounding may change the others."""
     expected = {place: answer for place, answer in read_answers(off).items() if place[0] == 1}
     both = run.answers.keys() & expected.keys()
     assert len(both) > 48, "of the 64 that are trained on first; a trainer may end before the last is done"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run publishes to Prometheus; test_dapo_run.py has a real run's."""
+"""A run's metrics for Prometheus; test_dapo_run.py checks those of a real run."""
 
 import json
 
@@ -17,7 +17,7 @@ VERL = {"scrape_configs": [{"job_name": "ray"}, ROLLOUT]}
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """The folder of metrics, and a run's whose name needs escapes."""
+    """The folder of metrics, and the folder of a run whose name needs escapes."""
     folder, run_dir = tmp_path / "metrics", tmp_path / 'a "run"'
     monkeypatch.setenv(prometheus.ENV, str(folder))
     folder.mkdir()
@@ -45,7 +45,7 @@ def test_steps_and_engines_are_there_while_the_run_lasts(places):
         assert samples.keys() == {"verl_training_step", "verl_timing_s_gen", "verl_critic_rewards_mean"}
         assert samples["verl_training_step"].value == 2 and samples["verl_timing_s_gen"].value == 3
         assert all(sample.labels == {"run": run_dir.name} for sample in samples.values())
-        publish([STEPS[0], {"step": 2, "data": STEPS[1]["data"] | {"val/reward": 0.5}}])  # logged of the step later
+        publish([STEPS[0], {"step": 2, "data": STEPS[1]["data"] | {"val/reward": 0.5}}])  # added to the step later
         assert 'verl_val_reward{run="a \\"run\\""} 0.5\n' in (folder / f"{run_dir.name}.prom").read_text()
     assert not list(folder.iterdir())
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a training run repeat: batches that the timing of answers cannot change. tests/verl_plugin has the seeds
-of requests."""
+"""Training runs are repeatable: the timing of answers does not change batches. tests/verl_plugin tests the seeds."""
 
 import asyncio
 import contextlib
@@ -12,7 +11,7 @@ from sam_core.engines.verl.plugin import agents
 
 
 def test_what_a_request_asks_for_stays():
-    """A worker of the user's own may have given it further arguments, and a group."""
+    """Extra arguments and a group that a user's own worker has set in a request are kept."""
     seen = []
 
     async def run(self, sampling_params, trajectory, **row):
@@ -27,7 +26,7 @@ def test_what_a_request_asks_for_stays():
 
 
 def test_batch_holds_the_first_prompts_in_the_order_asked(monkeypatch):
-    """Forty prompts with ids in no order; answers in the order of their ends, the later prompts' first."""
+    """The ids of the forty prompts are in no order, and the later prompts' answers end first."""
     from verl.trainer.ppo.v1 import replay_buffer
 
     monkeypatch.setattr(replay_buffer.tq, "kv_clear", lambda **kwargs: None)
@@ -44,8 +43,8 @@ def test_batch_holds_the_first_prompts_in_the_order_asked(monkeypatch):
 
 
 def test_next_step_begins_behind_the_last_prompt_taken(make_trainer, monkeypatch):
-    """The trainer asks four prompts and two more; the batch is full with the fifth: the sixth is the next step's
-    first."""
+    """The trainer requests four prompts and two more; the fifth fills the batch, so the next step begins with the
+    sixth."""
     asked, uids = [], []
 
     def generate(batch):
@@ -73,7 +72,7 @@ def test_next_step_begins_behind_the_last_prompt_taken(make_trainer, monkeypatch
         first = uids.copy()
         uids.clear()
         trainer._add_batch_to_generate()
-        trainer.replay_buffer.sample(1, "val", 1)  # gives nothing back
+        trainer.replay_buffer.sample(1, "val", 1)  # a validation returns no prompts
         with contextlib.suppress(Sampled):
             trainer._step_once({}, {}, 4)
         trainer.global_steps += 1

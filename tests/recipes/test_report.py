@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report's files with their pictures, on small run folders; what they say is tested in tests/reports."""
+"""The report's files and pictures for small run folders; tests/reports tests their text."""
 
 import base64
 import json
@@ -47,7 +47,7 @@ def test_writes_the_report_and_nothing_else(tmp_path, capsys):
 
 
 def test_a_last_step_in_which_no_engine_ran(tmp_path):
-    """As in asynchronous trainers: the picture of requests shows the step before."""
+    """An asynchronous trainer may end with a step without tokens; the picture of requests shows the step before."""
     args = report(tmp_path, "off", "on")
     for arm in ("off", "on"):
         edit_steps(tmp_path / arm, (2,), **{"rollout/spec/tokens": 80})

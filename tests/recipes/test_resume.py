@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Going on with a broken run: wherever a kill falls, the logs hold each step once; and what llm_rl's plugin of verl
-adds to that."""
+"""Resuming a broken run: whenever the run is killed, the logs hold each step once. Also llm_rl's plugin of verl, where
+it changes logs, prompts and checkpoints."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ LAYOUTS = {
 
 
 def make_checkpoint(run_dir, step, layout="fsdp"):
-    """A checkpoint of two dies as verl writes it."""
+    """Write a checkpoint of two dies as verl does."""
     folder = run_dir / "checkpoints" / f"global_step_{step}"
     actor = folder / "actor"
     actor.mkdir(parents=True)
@@ -46,13 +46,13 @@ def make_checkpoint(run_dir, step, layout="fsdp"):
         listed = LAYOUTS[layout if layout.endswith("alone") else "0.9.1"]
         (actor / "ckpt_contents.json").write_text(json.dumps({"contents": {part: {"path": part} for part in listed}}))
         for part in ("model", "optimizer", "extra"):
-            (actor / part / "dist_ckpt").mkdir(parents=True, exist_ok=True)  # verl leaves it, empty if it saves none
+            (actor / part / "dist_ckpt").mkdir(parents=True, exist_ok=True)  # verl makes it even if it stays empty
     torch.save(step, folder / "data.pt")
     (run_dir / "checkpoints" / resume.TRACKER).write_text(str(step))
 
 
 def make_weights(folder):
-    """What mbridge writes: two files of weights, and the index of the model's folder, which names a third one too."""
+    """Write weights as mbridge does: two files, and the index of the model's folder, which also names a third file."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -69,7 +69,7 @@ def add(run_dir, name, *rows):
 
 
 def log_step(run_dir, step):
-    """What a step leaves: rows of 10 tokens of two engines, answers, its line."""
+    """Log a step: rows of two engines with 10 tokens in all, an answer, and the step's line."""
     for engine, rows in (("engine-0", 3), ("engine-1", 2)):
         add(run_dir, engine, *([100.0 * step + row, 0.1, 2, 2, 0, 0] for row in range(rows)))
         add(run_dir, engine, [100.0 * step + 50, 0.1, 0, 0, 0, 0])
@@ -79,12 +79,12 @@ def log_step(run_dir, step):
 
 @pytest.fixture
 def run_dir(tmp_path, request):
-    """A run of four steps with a checkpoint at each, the last two of which are kept; its parameter: their layout."""
+    """A run of four steps that has kept its last two checkpoints; the fixture's parameter is their layout."""
     for step in (1, 2, 3, 4):
         log_step(tmp_path, step)
     for step in (2, 3, 4):
         make_checkpoint(tmp_path, step, getattr(request, "param", "fsdp"))
-    shutil.rmtree(tmp_path / "checkpoints/global_step_2/actor")  # as verl prunes
+    shutil.rmtree(tmp_path / "checkpoints/global_step_2/actor")  # as verl prunes old checkpoints
     return tmp_path
 
 
@@ -97,7 +97,7 @@ def rewind(run_dir, step):
 
 
 def state(run_dir):
-    """Steps in each log, tokens of the engine logs, checkpoints, tracker."""
+    """Return the steps in each log, the tokens in the engine logs, the checkpoints and the tracker."""
     steps = [entry["step"] for entry in resume.read_steps(run_dir / "steps.jsonl")]
     answers = [json.loads(line)[0] for p in run_dir.glob("answers-*") for line in p.read_text().splitlines()]
     tokens = [json.loads(line)[3] for path in run_dir.glob("engine-*") for line in path.read_text().splitlines()]
@@ -116,7 +116,7 @@ def tracker(text):
 
 
 def in_the_next_rollout(run_dir):
-    """Rows that the engine wrote early, and half a line."""
+    """Append rows of step 5 to the logs of engine and answers, and half a line to each log."""
     add(run_dir, "engine-0", [500.0, 0.1, 2, 2, 0, 0])
     add(run_dir, "answers-7", [5, 0, 0, "x", [1], None])
     for name in ("engine-0", "answers-7", "steps"):
@@ -148,7 +148,7 @@ KILLS = [lambda run_dir: None, tracker(""), tracker("\x00\x00"), in_the_next_rol
 @pytest.mark.parametrize("kill", [*KILLS, before_the_actor_is_written, between_a_checkpoint_and_its_line])
 def test_wherever_the_kill_falls_each_step_is_there_once(kill, run_dir):
     kill(run_dir)
-    for _ in range(2):  # a second kill while the first one is mended changes nothing
+    for _ in range(2):  # another kill during the recovery changes nothing
         assert point(run_dir, 1) == 4
         rewind(run_dir, 4)
         assert state(run_dir) == steps_1_to(4, 3, 4)
@@ -188,7 +188,7 @@ def test_checkpoints_that_cannot_be_loaded_are_refused_and_stay(run_dir):
     with pytest.raises(UserError, match="of world size 2, which the recipe's world size 4 cannot load: set .* to 2,"):
         point(run_dir, 1, ranks=4)
     for path in run_dir.rglob("*_rank_1.pt"):
-        path.unlink()  # a host wrote them to a disk of its own
+        path.unlink()  # as if a host had written them to its own disk
     with pytest.raises(UserError, match="has no complete checkpoint, as that of step 4 lacks actor/.*_rank_1.pt"):
         point(run_dir, 1)
 
@@ -223,7 +223,7 @@ def test_without_checkpoints_a_run_starts_again(run_dir):
 
 def test_a_log_that_is_not_the_checkpoints_is_refused(run_dir):
     lines = (run_dir / "steps.jsonl").read_text().splitlines(keepends=True)
-    for last in ([], [lines[3]]):  # it breaks off, or a step is missing
+    for last in ([], [lines[3]]):  # the log ends early, or a step is missing
         (run_dir / "steps.jsonl").write_text("".join([*lines[:2], *last]))
         with pytest.raises(UserError, match="has a checkpoint of step 4, but its steps.jsonl ends at step 2"):
             point(run_dir, 1)
@@ -249,7 +249,7 @@ def test_file_logger_adds_to_the_log(tmp_path, monkeypatch):
 
 @pytest.fixture
 def trainer(make_trainer, tmp_path):
-    """Makes trainers with a train batch of 4, at most 2 of them in flight, and checkpoints in tmp_path."""
+    """Return a function that makes trainers: train batch 4, at most 2 batches in flight, checkpoints in tmp_path."""
     folders = {"default_local_dir": str(tmp_path), "default_hdfs_dir": None, "resume_mode": "auto"}
     filtering = {"filter_groups": {"enable": True, "max_num_gen_batches": 3, "max_inflight_gen_batches": 2}}
     config = {"trainer": folders | {"del_local_ckpt_after_load": False}, "algorithm": filtering}
@@ -264,7 +264,7 @@ def trainer(make_trainer, tmp_path):
 
 
 def test_a_step_without_prompts_to_train_on_ends(trainer):
-    """3 times 2 x 4 prompts may be asked in a step, and again in the next."""
+    """A step may request 3 x 2 x 4 = 24 prompts, and the next step may do so again."""
     asking = trainer()
     for _ in range(2):
         asking._add_batch_to_generate()
@@ -273,7 +273,7 @@ def test_a_step_without_prompts_to_train_on_ends(trainer):
         with pytest.raises(ValueError, match="training step 1 has asked 24 prompts and still lacks prompts whose"):
             asking._add_prompts_to_generate(1)
         asking.train_dataloader.take({asking.train_dataloader.asked[-1]["uid"][0]})
-    asking.config.algorithm.filter_groups.enable = False  # prompts without answers may be as many as they like
+    asking.config.algorithm.filter_groups.enable = False  # there is no limit without filtering
     for _ in range(30):
         asking._add_prompts_to_generate(1)
 
@@ -291,7 +291,7 @@ def test_checkpoint_keeps_the_prompts_given_back(trainer, tmp_path):
 
 
 def test_a_checkpoint_without_prompts_given_back_loads(trainer, tmp_path):
-    """One of an earlier release, or of verl alone."""
+    """A checkpoint of an earlier release or of verl alone has no prompts given back."""
     saving = trainer()
     saving._add_batch_to_generate()
     saving.train_dataloader = saving.train_dataloader._dataloader

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run keeps on disk and in host memory, against figures worked out by hand, and what is refused."""
+"""A run's needs of disk and host memory, compared with figures worked out by hand, and the runs that are refused."""
 
 import os
 import shutil
@@ -45,8 +45,8 @@ def test_a_small_disk_is_refused_and_what_a_run_has_counts(tmp_path, monkeypatch
 
 
 def test_a_host_without_the_memory_is_refused(monkeypatch, tmp_path):
-    """Ray's object store counts: 30 % of the memory by default, at most 200 GB; of a recipe's own Ray what it says."""
-    # Sleeping weights with what pinning adds, the optimizer, and Megatron's weights of 16 dies.
+    """Ray's object store counts: 30 % of the memory, at most 200 GB, unless the recipe's own Ray has another size."""
+    # Pinned weights of sleeping engines, the optimizer, and Megatron's weights of 16 dies.
     assert needs("dapo_qwen3_32b_32die", "Qwen3-32B").memory == pytest.approx(136 + 183 + 61, abs=1)
 
     def check(total, memory, **store):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiny model that is shipped is whole, and its data are what its task says."""
+"""The shipped tiny model is complete, and its data match its task."""
 
 import json
 import re

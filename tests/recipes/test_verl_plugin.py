@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llm_rl's plugin of verl: it rebinds only what is as expected, and what that does.
+"""llm_rl's plugin of verl: it rebinds only functions that are as expected, and sets the timeouts of groups.
 
-The order of prompts is in test_repeatable.py and test_resume.py, what trainer modes need in test_modes.py.
+test_repeatable.py and test_resume.py test the order of prompts, test_modes.py the changes for trainer modes.
 """
 
 import functools
@@ -47,7 +47,7 @@ def test_a_module_whose_function_changed_is_left_alone_and_named(hook, tmp_path,
 
 @pytest.mark.parametrize(("seconds", "waits", "minutes"), [("7314", 7314, [122]), (None, 1800, [])])
 def test_groups_wait_as_long_as_collectives(seconds, waits, minutes, monkeypatch):
-    """verl's own, and those that Megatron makes; PyTorch's half an hour where there is no HCCL."""
+    """Groups of verl and of Megatron get HCCL's timeout; without HCCL they keep PyTorch's half an hour."""
     import torch
     import torch.distributed as dist
     from verl.utils import distributed

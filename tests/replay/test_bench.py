@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make bench`: every row runs, the verdict and the exit status agree, and its arithmetic by hand."""
+"""`make bench`: every row runs, verdict and exit status agree, and figures equal those computed by hand."""
 
 import json
 import os
@@ -27,13 +27,13 @@ def test_quick_run_measures_every_row(tmp_path):
     for row in rows:
         assert row["error"] == "" and row["ours"]["low"] <= row["ours"]["median"] <= row["ours"]["high"], row["what"]
         assert row["ours"]["median"] > 0 and row["what"] in printed and row["reason"]
-        absent = isinstance(row["peers"].get(row["of"]), str)  # why it cannot run here
+        absent = isinstance(row["peers"].get(row["of"]), str)  # the reason why it cannot run here
         assert (row["verdict"] == "FAILED") == absent, row["what"]
         assert row["better"] in ("<=", ">=")
     assert status == any(row["verdict"] in ("MISSED", "FAILED") for row in rows)
     assert f" of {len(rows)} targets met" in printed
     peers = {row["what"]: {*row["peers"]} for row in rows}
-    alone = {"python", "ngram"}  # they know nothing of other requests
+    alone = {"python", "ngram"}  # methods that know nothing of other requests
     assert peers["chain k=3, request, private"] == {"newest", "arctic", "sglang"} | alone
     assert peers["chain k=3, request, shared"] == {"newest", "arctic", "sglang"}
     assert peers["draft k=3, newest"] == {"python", "arctic", "ngram", "sglang"}
@@ -61,7 +61,7 @@ def test_contestants_take_turns_and_get_medians_and_quartiles():
 
 
 def filled(figures, errors):
-    """{words of a row: row} from {task: {set: tokens}} of 100 steps each; other tasks: 200."""
+    """Return {words of a row: row} for {task: {set: tokens}} in 100 steps each; other tasks have 200 tokens."""
     found, rows = AcceptanceBench(True, print), {}
     for bundle, fill, wanted in found.rows():
         for task in wanted:
@@ -77,7 +77,7 @@ def filled(figures, errors):
 
 
 def test_figures_by_hand():
-    """Geometric means over the sets; what failed fails its rows alone."""
+    """Means over the sets are geometric. A task that failed fails only its own rows."""
     task, rival, arctic = Task("blend", "request", 8), Task("sglang", "request", 8), Task("arctic", "request", 8)
     figures = {task: {"x": 400, "y": 200}, rival: {"x": 100, "y": 200}}
     rows = filled(figures, {Task("blend", "group", 8): "it broke", arctic: "not available: no compiler"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`evidence`: its data, its rollouts against the replay, its statistics by hand, and the command on a few batches."""
+"""`evidence`: its data, its rollouts compared with the replay, statistics computed by hand, and the command itself."""
 
 import dataclasses
 import itertools
@@ -50,7 +50,7 @@ def test_batches_share_no_prompt_with_each_other_or_with_dev(name):
 
 
 def test_plain_decoding_gives_a_token_a_step():
-    rollout = roll_out(answers_of([1] * 5, [2] * 3, [3] * 2), None, 2)  # the third waits for the second
+    rollout = roll_out(answers_of([1] * 5, [2] * 3, [3] * 2), None, 2)  # the third answer waits for the second
     steps, spans = rollout
     assert spans.tolist() == [[0, 4], [0, 2], [3, 4]]
     expected = {"emitted": 5 * [2], "running": 5 * [2], "prompt": [4, 0, 0, 2, 0], "rows": [4, 2, 2, 3, 2]}
@@ -151,7 +151,7 @@ def test_a_simulated_drafter_is_right_where_the_texts_are(correlation):
 
 @pytest.mark.parametrize("arm", ["model:3", "model+length:8", "model+auto:8"])
 def test_the_drafts_of_a_model_are_accepted_as_drawn(arm):
-    """In a text without a repeated token the texts' drafts are wrong."""
+    """The text repeats no token, so drafts from texts are wrong and only the model's drafts are accepted."""
     (answer,) = answers_of(range(10, 810))
     model = ModelDrafter(KINDS["mtp"])
     model.begin([answer])
@@ -184,7 +184,7 @@ def test_passes_take_time():
 
 
 def test_gains_by_hand():
-    """Of requests whose steps take a second, as many as the batch takes seconds."""
+    """A batch is one request with one token in each step of one second."""
     one = [int(name in ("emitted", "running", "rows")) for name in FIELDS]
     of_arms = (10, 20, 30), (5, 20, 20)
     made = [[Timeline(np.array([one] * n, np.int64), np.array([[0, n - 1]])) for n in batches] for batches in of_arms]
@@ -196,7 +196,7 @@ def test_gains_by_hand():
 
 
 def test_the_best_schedule_is_that_of_the_dev_prompts():
-    """A method that doubles the tokens of a step at up to 8 requests and only lengthens steps with more."""
+    """The best method doubles the tokens of steps with up to 8 requests and only lengthens steps with more."""
 
     def rollouts(*of_few_and_many):
         steps = []

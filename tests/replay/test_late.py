@@ -15,7 +15,7 @@ from sam_lab.replay import replay
 
 
 def test_the_host_is_a_step_late():
-    """The pool lacks what the latest step sampled; the draft follows it."""
+    """The pool lacks the tokens of the latest step, but the draft continues after them."""
     drafter = LateDrafter(3, 4, 64)
     drafter.start(0, [1, 2, 3, 4, 5, 1, 2], None)
     assert drafter.propose_many([0], 3) == [[3, 4, 5]]
@@ -32,7 +32,7 @@ def test_the_host_is_a_step_late():
 
 
 class Crowd(SamDrafter):
-    """Notes how many requests run."""
+    """Records the largest number of requests that ran in a step."""
 
     most = 0
 

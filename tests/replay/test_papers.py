@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def paths(tokens, parents):
-    """The tokens that lead to each node."""
+    """The tokens on the path to each node."""
     found = []
     for token, parent in zip(tokens, parents, strict=True):
         found.append((*(found[parent] if parent >= 0 else ()), token))
@@ -29,7 +29,7 @@ def paths(tokens, parents):
 
 
 def continuations(texts, context, n_max, m):
-    """REST's algorithm 1: what follows the longest suffix that stands before a token, wherever it stands."""
+    """REST's algorithm 1: up to m tokens after every occurrence of the longest suffix that is followed by a token."""
     for n in range(min(n_max, len(context)), 0, -1):
         suffix = context[-n:]
         found = [t[at + n : at + n + m] for t in texts for at in range(len(t) - n) if t[at : at + n] == suffix]
@@ -73,7 +73,7 @@ def test_rest_chooses_continuations_at_random():
 
 
 def test_a_graph_drafts_what_follows_the_first_occurrence():
-    """a b c, and d b, where b is redundant: d b c is drafted too."""
+    """The tree has a b c and d b. The second b is merged with the first, so d b c is drafted too."""
     graph = Graph({(): [(0, 0.6), (3, 0.4)], (0,): [(1, 0.9)], (3,): [(1, 0.8)], (0, 1): [(2, 0.5)]}, {(3, 1): (0, 1)})
     assert sorted(paths(*graph.unfold(64))) == [(0,), (0, 1), (0, 1, 2), (3,), (3, 1), (3, 1, 2)]
     assert graph.unfold(3) == ([0, 1, 3], [-1, 0, -1])
@@ -82,7 +82,7 @@ def test_a_graph_drafts_what_follows_the_first_occurrence():
 
 
 def test_a_graph_merges_across_branches_only():
-    """Behind 9, branches 1 and 2 both go on with 3 4 and then repeat 3 4, which is a loop and no other branch."""
+    """After 9, branches 1 and 2 both continue with 3 4 and then repeat 3 4. The repetition is not another branch."""
     loop = [3, 4] * 8
     model = NGrams([[9, 1, *loop], [9, 1, *loop], [9, 2, *loop]])
     tree, graph = Gsd(model, tau=0).grow([9]), Gsd(model).grow([9])

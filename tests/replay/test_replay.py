@@ -19,7 +19,7 @@ def figures(drafter, answers, context, k=3, **more):
 
 
 class Noting(OneByOne):
-    """The rule `newest` on one request; keeps what it was asked."""
+    """The rule `newest` for one request; records its calls."""
 
     def __init__(self):
         self.drafter, self.calls = SamDrafter(rule="newest", sources=("request",)), []
@@ -51,15 +51,15 @@ class Noting(OneByOne):
         ([7, 8], None, 2, 1),  # the answer ends
         ([5], None, 3, 0),
         ([], None, 0, 0),
-        ([9, 5, 8, 6, 7], [-1, -1, 1, 1, 3], 0, 3),  # the way is 5 6 7
+        ([9, 5, 8, 6, 7], [-1, -1, 1, 1, 3], 0, 3),  # the accepted path is 5 6 7
         ([5, 6, 6, 7], [-1, 0, -1, 2], 0, 2),  # 7 follows the wrong 6
-        ([5, 5, 6], [-1, -1, 0], 0, 2),  # of equal siblings the first counts
+        ([5, 5, 6], [-1, -1, 0], 0, 2),  # the first of equal siblings counts
         ([6], [-1], 0, 0),
         ([5, 6, 7, 8], [-1, 0, 1, 2], 0, 3),
     ],
 )
 def test_drafts_are_accepted_up_to_the_first_difference(tokens, parents, at, accepted):
-    """Trees along their longest right path."""
+    """The longest correct path of a tree is accepted."""
     found = accept_chain(tokens, [5, 6, 7], at) if parents is None else accept_tree(tokens, parents, [5, 6, 7], at)
     assert found == accepted
 
@@ -107,14 +107,14 @@ def test_group_goes_in_lock_step(tmp_path):
     ("context", "groups"), [("request", [["sf"] * 4]), ("sequential", [[], ["sf"], ["sf"], ["sf", "sf"]])]
 )
 def test_one_answer_ends_before_the_next(tmp_path, context, groups):
-    """Those to a prompt follow each other, and its group is dropped; a request has none."""
+    """Answers run one after the other. After those to a prompt its group is dropped; context `request` has no group."""
     names = [name[0] for name, *_ in calls_of(tmp_path, context) if name in ("start", "finish", "drop")]
     assert sorted("".join(names).split("d")) == ["".join(group) for group in groups]
 
 
 @pytest.mark.parametrize("context", ["request", "group", "sequential"])
 def test_a_private_pool_knows_nothing_of_other_prompts(tmp_path, context):
-    """Each request, or group, drafts as if it were alone; in one pool those of a second prompt gain from the first."""
+    """Each request or group drafts as if it were alone. In a shared pool the second prompt gains from the first."""
     text = random.Random(2).sample(range(1000), 60)
     answers = read_answers(write(tmp_path / "a", [line(prompt, text) for prompt in "aabb"]))
     halves = [figures(SamDrafter(), part, context)["steps"] for part in (answers[:2], answers[2:])]
@@ -125,7 +125,7 @@ def test_a_private_pool_knows_nothing_of_other_prompts(tmp_path, context):
 
 
 def test_history_shows_earlier_epochs_first_and_nohistory_does_not(tmp_path):
-    """In their order, whatever the lines' order, and without scoring them."""
+    """Earlier epochs come in their order, whatever the order of the lines, and are not scored."""
     answers = read_answers(write(tmp_path / "a.jsonl", [line("p", [number + 10], step=number) for number in (3, 2, 1)]))
     for context, expected in (("history", [[11, 12], [11, 12, 13]]), ("nohistory", [[12], [13]])):
         scopes = make_scopes(answers, context)

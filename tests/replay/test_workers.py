@@ -38,7 +38,7 @@ if __name__ == "__main__":
     ("send", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGINT), (os.kill, signal.SIGKILL)]
 )
 def test_signal_ends_all_processes(tmp_path, send, number):
-    """The workers hold the pipes, too: these are read to their ends once all processes have ended."""
+    """The workers hold the pipes, too, so communicate() returns only when all processes have ended."""
     script = tmp_path / "command.py"
     script.write_text(COMMAND)
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it

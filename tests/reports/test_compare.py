@@ -51,7 +51,7 @@ def test_summary_counts_all_but_the_first_step(runs):
 
 
 def test_a_metric_that_is_no_number_in_a_step_is_left_out_there(runs):
-    """verl 0.9.1 logs null for NaN, verl 0.6.1 NaN."""
+    """verl 0.9.1 logs NaN as null, verl 0.6.1 as NaN."""
     path = runs / "on" / "steps.jsonl"
     lines = path.read_text().splitlines()
     for at, value in ((1, None), (2, float("inf"))):
@@ -69,7 +69,7 @@ def test_a_metric_that_is_no_number_in_a_step_is_left_out_there(runs):
 
 
 def test_a_busy_machine_is_said_first(runs):
-    """Of the steps that are counted: the first one's load, that of starting engines during it, is left out."""
+    """The load of the counted steps decides; the first step's load, while engines start, is left out."""
 
     def loaded(arm, *loads):
         recorded(runs, arm, load=dict(zip("123", loads, strict=True)))
@@ -87,7 +87,7 @@ def test_a_busy_machine_is_said_first(runs):
 
 
 def test_saving_a_checkpoint_is_no_part_of_a_step(runs):
-    """verl 0.9.1 counts it in, verl 0.6.1, which has rounds, does not."""
+    """verl 0.9.1 includes saving in a step's time; verl 0.6.1, whose steps have rounds, does not."""
     before = summary_of(runs)["off"]["step_s"]
     edit_steps(runs / "off", (2, 3), **{"timing_s/save_checkpoint": 0.5})
     assert summary_of(runs)["off"]["step_s"] == pytest.approx(before - 0.5)
@@ -120,7 +120,7 @@ def test_runs_without_a_tail_or_engine_log(runs):
 
 
 def test_a_step_logged_in_parts_is_one_step(runs):
-    """Each line cut in two, of which either may come first, and a part before the first step."""
+    """Each step's line is cut in two parts, in either order, and one more part precedes the first step."""
     before = read_run(runs / "on")
     path = runs / "on" / "steps.jsonl"
     parts = [{"step": 0, "data": {"val/score": 0.5}}]
@@ -150,7 +150,7 @@ def set_tokens(folder, tokens):
 
 
 def test_replicas_that_go_on_while_they_are_counted(runs):
-    """As in asynchronous trainers: no cut falls between two rows, and each row is in one step."""
+    """In an asynchronous trainer, a step's tokens may end within a row; still, each row belongs to one step."""
     set_tokens(runs / "on", (41, 39, 40))
     run = read_run(runs / "on")
     assert [len(part) for part in run.engine] == [16, 14, 15]
@@ -158,7 +158,7 @@ def test_replicas_that_go_on_while_they_are_counted(runs):
 
 
 def test_a_step_without_engine_rows(runs):
-    """An asynchronous trainer may train on answers that were there before."""
+    """An asynchronous trainer may train only on answers of earlier steps, so that no engine runs in a step."""
     for arm in ("off", "on"):
         set_tokens(runs / arm, (40, 80, 0))
     assert [len(part) for part in read_run(runs / "on").engine] == [15, 30, 0]
@@ -168,7 +168,7 @@ def test_a_step_without_engine_rows(runs):
 
 
 def timed(folder, *seconds):
-    """Summary, gain and verdict of runs whose rollouts took 2.5 s, and with SAM `seconds`, from the second step on."""
+    """Return summary, gain and verdict of two runs: from step 2 on, rollouts took 2.5 s, and `seconds` with SAM."""
     for arm, sam in (("off", "off"), ("on", "batch")):
         write_run(folder / arm, sam, steps=1 + len(seconds))
     for number, of_step in enumerate(seconds, 2):
@@ -179,7 +179,7 @@ def timed(folder, *seconds):
 
 
 def test_a_gain_is_a_median_of_pairs_with_an_interval(tmp_path):
-    """A step that other work slowed twentyfold moves neither."""
+    """A step that other work slowed twentyfold distorts neither the gain nor its interval."""
     summary, gain, said = timed(tmp_path, 1.9, 1.95, 2.0, 2.05, 50.0, 2.1, 2.0, 1.9, 2.05)
     assert gain["gain"] == pytest.approx(2.5 / 2 - 1) and gain["shown"]
     assert 0 < gain["low"] < gain["gain"] < gain["high"] < 2.5 / 1.9
@@ -247,7 +247,7 @@ def test_refuses_broken_runs_and_those_that_do_not_compare(runs, capsys, change,
 
 
 def compare_sampled(runs, change):
-    """`sampled` of runs of 2 steps of 2 prompts with 2 answers of 3 tokens, the second with answers changed."""
+    """Return `sampled` of two runs (2 steps, 2 prompts, 2 answers of 3 tokens); `change` edits the second's answers."""
     off = {place: (f"h{place[1]}", [5, 6, 7], [-0.5, -0.25, -1.0]) for place in product((1, 2), (0, 1), (0, 1))}
     write_answers(runs / "off", off)
     on = off.copy()

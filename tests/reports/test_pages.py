@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report's pages: what they say of whole and of poor run folders, in both languages, as Markdown and as HTML."""
+"""The report's pages for complete and incomplete run folders, in both languages, as Markdown and as HTML."""
 
 import re
 from xml.etree import ElementTree
@@ -80,7 +80,7 @@ ARTICLE["config"]["cluster"] = {"nodes": 2, "dies_per_node": 16, "device": "npu"
 
 
 def test_a_report_begins_with_what_it_found_and_with_what_ran(tmp_path):
-    """The article's seconds stand next to ours where the recipe is the article's."""
+    """The article's seconds are shown next to the run's if the recipe is the article's."""
     for arm, sam in (("off", "off"), ("on", "batch")):
         write_run(tmp_path / arm, sam, **ARTICLE)
     text = text_of(tmp_path, arms=("off", "on"))
@@ -100,7 +100,7 @@ def test_a_resumed_run_says_so(tmp_path):
 
 
 def test_both_languages_say_the_same(runs):
-    """The same tables of the same figures, and the same pictures; neither has words of the other."""
+    """Both have the same figures and pictures; the English text has no Chinese, and each Chinese line has some."""
     english, chinese = texts = [text_of(runs, language) for language in ("en", "zh")]
     numbers = [[re.findall(r"[\d.]+", row) for row in re.findall(r"^\|.*", text, re.MULTILINE)] for text in texts]
     assert numbers[0] == numbers[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model and the prompts that the rollouts are asked."""
+"""Models and prompts of the rollout tests."""
 
 import random
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verl's synchronous rollout on ranks of its own, over the stand-in for torch_npu."""
+"""Run verl's synchronous rollout with one process per rank, on the stand-in for torch_npu."""
 
 import contextlib
 import json
@@ -14,20 +14,20 @@ HERE = Path(__file__).resolve().parent
 ascend_engine.PATHS.append(str(HERE.parent / "common"))
 ascend_engine.MODULES += ["verl.workers.rollout.base", "verl.workers.config"]
 PATIENCE = 400
-"""Seconds for an answer; ranks that have drifted apart wait for each other."""
+"""Seconds to wait for an answer; ranks that are out of step would wait for each other forever."""
 SETTINGS = {"tensor_model_parallel_size": 1, "prompt_length": 16, "response_length": 48, "dtype": "float32"}
 SETTINGS |= {"load_format": "auto", "max_num_batched_tokens": 2048}
 SETTINGS["free_cache_engine"] = False  # sleep mode needs the device's own allocator
 
 
 def start(*arguments, **environment):
-    """A Python process over the stand-in; its stdin and stdout are pipes of text."""
+    """Start a Python process on the stand-in; its stdin and stdout are text pipes."""
     here = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     return ascend_engine.start("npu", *arguments, environment=here | environment)
 
 
 class Rollout:
-    """`ranks` rollout_servers that form one job. A rank that ends, or gives no answer, raises AssertionError."""
+    """One job of `ranks` rollout_server.py processes. Raises AssertionError if a rank ends or does not answer."""
 
     def __init__(self, model, ranks=1, engine=None, kind="Server", environment=MappingProxyType({}), **settings):
         engine = {"num_gpu_blocks_override": 64, "block_size": 128} | (engine or {})
@@ -38,7 +38,7 @@ class Rollout:
         self.answers()
 
     def answers(self):
-        """What each rank answers."""
+        """Return each rank's answer."""
         results = []
         for rank in self.ranks:
             answer = f'{{"error": "a rank gave no answer in {PATIENCE} s: does it wait for another?"}}'
@@ -65,7 +65,7 @@ class Rollout:
 
 
 def metrics(done):
-    """What a trainer logs of what each rank's `generate` gave."""
+    """Return the metrics that a trainer logs of the ranks' `generate` results."""
     from sam_core.engines.verl.rollout_log import rollout_metrics
 
     return rollout_metrics({name: row for rank in done for name, row in rank["meta_info"].items()})

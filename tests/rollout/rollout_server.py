@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of verl's synchronous rollout, the class that its workers hold, or verl's asynchronous server, over
+"""One rank of verl's synchronous rollout (the class that verl's workers hold), or verl's asynchronous server, on
 vllm-ascend's engine.
 
 usage: rollout_server.py Server|AsyncServer MODEL SETTINGS   (JSON: arguments of RolloutConfig; rank and world size as
 torchrun gives them)
-One JSON object a line on stdin, the same to every rank, {"method": name, **arguments of the server's method}; the
-answer is one on stdout, {"result": ...} or {"error": text}. Everything else that is printed goes to stderr.
+Each line on stdin is a JSON object, the same for every rank: {"method": name, **arguments of the server's method}. The
+answer is a line on stdout, {"result": ...} or {"error": text}. All other output goes to stderr.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class Server:
         from verl.workers.config import HFModelConfig, RolloutConfig, SamplingConfig
         from verl.workers.rollout.base import get_rollout_class
 
-        gc.unfreeze()  # what this process was forked with
+        gc.unfreeze()  # the objects inherited by the fork
         self.model = model
         val_kwargs = SamplingConfig(**settings.pop("val_kwargs", {}))
         config = RolloutConfig(name="vllm", val_kwargs=val_kwargs, **settings)
@@ -37,14 +37,14 @@ class Server:
         self.rollout = get_rollout_class("vllm", "sync")(config, HFModelConfig(path=model), self.mesh)
 
     def generate(self, prompts, sampling=None, **meta_info):
-        """Answer prompts of token ids as a trainer has it done: `n` rows a prompt, this rank's share of them.
+        """Answer prompts of token ids as in training: `n` rows per prompt, of which this rank answers its share.
 
-        sampling: sampling parameters of the rollout that have other values meanwhile.
+        sampling: sampling parameters of the rollout to override during this call.
 
-        Returns prompts, answers: token ids without padding, a row each; log_probs of the tokens of each answer, or
+        Returns prompts, answers: token ids of each row without padding; log_probs of the tokens of each answer, or
         None; meta_info of the batch; asked: [seed, logprobs, extra_args] of each request as the engine got it; frozen:
-        how many objects were exempt from garbage collection when the first request came, and at the end; sent: how
-        often the first rank sent the others something.
+        the number of objects exempt from garbage collection at the first request, and at the end; sent: the number of
+        broadcasts from the first rank of the tensor-parallel group to the others.
         """
         import torch
         from verl import DataProto
@@ -90,12 +90,12 @@ class Server:
         }
 
     def generate_uneven(self, prompts, lengths, **sampling):
-        """Answer other prompts on each data-parallel rank: token ids, of each rank a list; lengths: tokens of each
-        answer, alike; sampling: further arguments of SamplingParams.
+        """Answer different prompts on each data-parallel rank. prompts, lengths: for each rank, a list of prompts'
+        token ids and a list of the answers' numbers of tokens; sampling: further arguments of SamplingParams.
 
-        Returns answers: token ids of this rank's; steps: with requests; dummies: dummy batches; drafted: proposed
-        draft tokens; rows: of each of this rank's experts, in all layers; operators: calls of those that exchange
-        tokens.
+        Returns answers: token ids of this rank's answers. The rest are numbers: steps with requests; dummies: dummy
+        batches; drafted: proposed draft tokens; rows: rows of each of this rank's experts, in all layers; operators:
+        calls of the operators that exchange tokens.
         """
         import torch_npu
         from torch_npu.experts import ROWS
@@ -131,14 +131,14 @@ class Server:
         return self.rollout.inference_engine.collective_rpc("sam_stats")[0]["proposed"]
 
     def frozen_after_an_error(self, prompts):
-        """How many objects are exempt from garbage collection after a rollout whose engine takes no request."""
+        """Return the number of objects exempt from garbage collection after a rollout whose engine refuses requests."""
         engine = self.rollout.inference_engine.llm_engine
         with mock.patch.object(engine, "add_request", side_effect=RuntimeError), suppress(RuntimeError):
             self.generate(prompts)
         return gc.get_freeze_count()
 
     def frozen_by_a_worker(self):
-        """How many objects are exempt after each step of a round of the asynchronous rollout's worker."""
+        """Return the number of exempt objects after each step of a round of the asynchronous rollout's worker."""
         from verl.workers.rollout.vllm_rollout.vllm_rollout_spmd import vLLMAsyncRollout
 
         worker = object.__new__(vLLMAsyncRollout)
@@ -150,8 +150,8 @@ class Server:
         return frozen
 
     def next_step(self):
-        """What the trainer does between rollouts: release, train (here: larger weights), load them, resume. Returns
-        whether the weights' memory was gone in between."""
+        """Release, train (here: scale the weights by 1.1), load the weights and resume, as a trainer does between
+        rollouts. Return whether the weights' memory was gone in between."""
         network = self.network()
         asyncio.run(self.rollout.release())
         worker = self.rollout.inference_engine.llm_engine.model_executor.driver_worker.worker
@@ -162,7 +162,7 @@ class Server:
         return gone
 
     def log_probs(self, prompts, answers):
-        """The log-probabilities that the model itself gives each token of the answers, a list a row."""
+        """Return the log-probabilities that the model itself gives the answers' tokens, one list per answer."""
         import torch
 
         network, out = self.network(), []
@@ -179,7 +179,7 @@ class Server:
 
 
 class AsyncServer:
-    """The server alone; its workers are the engine's own."""
+    """verl's asynchronous server without verl's workers; the engine starts its own."""
 
     def __init__(self, model, settings):
         import ray
@@ -195,8 +195,8 @@ class AsyncServer:
         self.loop.run_until_complete(self.server.launch_server())
 
     def generate(self, prompts, name):
-        """Token ids of an answer to each prompt, by requests of this name and a number, and then what spec_stats
-        gives."""
+        """Return the token ids of an answer to each prompt, and then the spec_stats. The requests are called `name` and
+        a number."""
 
         async def answer():
             named = [(prompt, f"{name}-{i}") for i, prompt in enumerate(prompts)]

@@ -26,10 +26,10 @@ ROLLOUT |= {"agent": {"default_agent_loop": "single_turn_agent"}}
 
 
 class Result(SimpleNamespace):
-    """What a call of an actor returns: to be awaited, or to be passed to ray.get."""
+    """The result of an actor's call, which can be awaited or passed to ray.get."""
 
     def __await__(self):
-        yield from asyncio.sleep(0).__await__()  # others begin meanwhile
+        yield from asyncio.sleep(0).__await__()  # lets other calls begin
         return self.value
 
 
@@ -48,7 +48,7 @@ class Handle:
 
 
 class Server:
-    """Counts the prompts that it is sent."""
+    """A server that records the prompts it receives."""
 
     def __init__(self, rank):
         self.rank, self.prompts = rank, []
@@ -61,14 +61,14 @@ class Server:
 
 
 def column(values):
-    """A batch's column of objects."""
+    """Return a batch column of Python objects."""
     array = np.empty(len(values), object)
     array[:] = values
     return array
 
 
 class Worker(AgentLoopWorkerBase):
-    """An agent loop worker up to the agent loop itself: seeds and groups of the requests that it would make."""
+    """An agent loop worker that returns the requests' seeds and groups instead of running agent loops."""
 
     def __init__(self, config):
         self.config = config
@@ -92,7 +92,7 @@ def servers(monkeypatch):
 
 @pytest.fixture
 def manager(servers):
-    """AgentLoopManager with two workers and three servers."""
+    """manager(engine_kwargs): an AgentLoopManager with two workers and three servers."""
 
     def make(engine_kwargs=SEEDED):
         config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT | {"engine_kwargs": engine_kwargs}}})
@@ -110,7 +110,7 @@ def batch(**meta_info):
 
 
 def names(agent, validate=False, **fields):
-    """The groups of a batch's requests; fields: of its rows, lists by name."""
+    """Return the groups of a batch's requests. fields: columns of the batch, as lists by name."""
     asked = batch(validate=validate)
     asked.non_tensor_batch |= {name: column(values) for name, values in fields.items()}
     return agent.generate_sequences(asked).non_tensor_batch["names"].tolist()
@@ -160,7 +160,7 @@ def test_each_request_has_its_seed(manager):
 
 
 def test_each_request_names_its_group(manager):
-    """The siblings of a prompt share a name, also in a later rollout; validation has others, and no sam none."""
+    """A prompt's siblings share a name in all rollouts; validation has other names, and without SAM there are none."""
     prompts = [[{"content": str(row // SIBLINGS)}] for row in range(PROMPTS * SIBLINGS)]
     agent = manager()
     first = names(agent, raw_prompt=prompts)

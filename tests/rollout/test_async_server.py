@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verl's asynchronous server passes the speculation on and reports what the engine did."""
+"""verl's asynchronous server passes the speculation's settings to the engine and reports the engine's counters."""
 
 import pytest
 from ranks import Rollout, sam
@@ -16,7 +16,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(model, prompts, folder):
-    """What the server gives, twice."""
+    """The server's answers and counters for the same prompts, requested twice."""
     server = Rollout(model, kind="AsyncServer", engine={"enable_sleep_mode": False} | sam(history=str(folder)))
     given = [server.ask("generate", prompts=prompts, name=name)[0] for name in "ab"]
     server.ask("stop")
@@ -29,7 +29,7 @@ def test_speculation_reaches_the_engine(served):
         assert counters["drafted"] > 0 and counters["accepted"] > 0
         assert counters["tokens"] == sum(map(len, answers))
         assert counters["sam_proposed"] >= counters["drafted"]
-    assert served[1][1]["sam_proposed_history"] > 0  # the second time it is asked the same
+    assert served[1][1]["sam_proposed_history"] > 0  # the second requests repeat the first ones
 
 
 def test_history_is_the_replicas_own(served, folder):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a rollout that would not do what they say are refused when they are read."""
+"""Settings of a rollout that would have no effect are refused when they are read."""
 
 import pytest
 from verl.workers.config import RolloutConfig

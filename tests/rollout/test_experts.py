@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts over the ranks of two data-parallel engines of two tensor-parallel ranks each, as Qwen3-235B-A22B needs it.
+"""Experts spread over two data-parallel engines of two tensor-parallel ranks each, as Qwen3-235B-A22B needs it.
 
-The reference is one rank that holds all experts and does not speculate, an Atlas A2. The others are an A3, which
-exchanges tokens by its fused operators, and in long steps by all-to-all.
+The reference is one rank of an Atlas A2 that holds all experts and does not speculate. The other ranks are an A3,
+which exchanges tokens with fused operators, and in long steps with all-to-all.
 """
 
 from ranks import Rollout, metrics, sam
@@ -18,14 +18,14 @@ spread = started(Rollout, ranks=4, environment=A3, tensor_model_parallel_size=2,
 
 
 def answers(done):
-    """Of all requests; the two ranks of an engine gave the same."""
+    """Return the answers to all requests, after checking that both ranks of an engine gave the same ones."""
     for leader, follower in zip(done[::2], done[1::2], strict=True):
         assert leader["answers"] == follower["answers"]
     return [answer for rank in done[::2] for answer in rank["answers"]]
 
 
 def generate(one, spread, prompts, lengths, **sampling):
-    """The spread engines' answers, which are those of one rank; `prompts` and `lengths` are those of each engine."""
+    """Return the spread engines' results, whose answers must equal one rank's. prompts, lengths: lists by engine."""
     done = spread.ask("generate_uneven", prompts=prompts, lengths=lengths, **sampling)
     (expected,) = one.ask("generate_uneven", prompts=[sum(prompts, [])], lengths=[sum(lengths, [])], **sampling)
     assert answers(done) == expected["answers"]
@@ -50,7 +50,7 @@ def test_greedy_answers_of_ranks_with_different_numbers_of_drafts(one, spread, p
 
 
 def test_a_rank_without_requests_runs_dummy_batches(one, spread, prompts):
-    """From the step on in which its last one ends, or all the time."""
+    """A rank runs dummy batches after its last request ends, or all the time if it has none."""
     done = generate(one, spread, [prompts[:1], prompts[1:]], [[5], [40, 40, 40]], temperature=1.0, seed=3)
     assert done[0]["dummies"] > done[0]["steps"] > 0 == done[2]["dummies"]
     assert done[0]["steps"] + done[0]["dummies"] == done[2]["steps"]

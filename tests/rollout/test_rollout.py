@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The synchronous rollout drafts, reports what it did, keeps what it learnt, and asks the engine for what it needs
-only."""
+"""The synchronous rollout drafts, reports its counters, keeps its history, and asks the engine only for outputs that
+it needs."""
 
 import pytest
 from ranks import Rollout, metrics, sam
@@ -12,7 +12,7 @@ from sam_core import Pool
 
 
 def asked(done):
-    """Of the requests of all ranks: their seeds, numbers of log-probabilities, and extra arguments."""
+    """Return the seeds, the numbers of log-probabilities and the extra arguments of all ranks' requests."""
     return zip(*(request for rank in done for request in rank["asked"]), strict=True)
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engines(model, folder):
-    """Two engines, a rank each, sampling at temperature 1 with seeded requests, those of validation always the same."""
+    """Two engines of one rank each that sample with seeds at temperature 1; validations always use the same seeds."""
     val_kwargs, engine = {"n": 4, "seed": 5}, sam(verify="seeded", history=str(folder))
     rollout = Rollout(model, ranks=2, n=4, seed=7, val_kwargs=val_kwargs, engine=engine)
     yield rollout
@@ -37,7 +37,7 @@ def first(engines, prompts):
 
 @pytest.fixture(scope="module")
 def validated(engines, first, prompts):
-    """The first validation, on the prompts of training; its requests ask for something else as well."""
+    """The first validation, on the training prompts; its requests have another extra argument as well."""
     return engines.ask("generate", prompts=prompts, validate=True, sampling={"extra_args": {"other": 1}})
 
 
@@ -64,13 +64,13 @@ def test_index_survives_new_weights_and_finds_the_answers_of_the_step_before(eng
 
 
 def test_validation_shares_no_drafts_with_training(engines, validated, prompts):
-    """A training step finds the answers to the same prompts at once; validation finds its own."""
+    """Training has history for the same prompts, but the validation drafts only from its own answers."""
     own, siblings, history = (metrics(validated)[f"rollout/spec/proposed_{k}"] for k in ("request", "group", "history"))
     assert own + siblings > 0 == history
 
 
 def test_validations_have_the_same_answers(engines, validated, prompts):
-    """The second drafts them from the first; one of the rows behind these has others."""
+    """The second validation drafts its answers from the first; a validation of later rows has other answers."""
     again = engines.ask("generate", prompts=prompts, validate=True)
     assert [rank["answers"] for rank in again] == [rank["answers"] for rank in validated]
     assert metrics(again)["rollout/spec/proposed_history"] > 0
@@ -87,7 +87,7 @@ def test_each_request_has_its_seed(first, validated):
     assert len(set(answers)) == len(answers) > 8, "siblings differ"
     seeds, _, extra_args = asked(validated)
     assert [*seeds] == [request_seed(7, 5, -1 - p, i) for p, i in places]
-    assert all("sam_group" in args and args["other"] == 1 for args in extra_args), "what a request asks for stays"
+    assert all("sam_group" in args and args["other"] == 1 for args in extra_args), "other extra arguments are kept"
 
 
 def test_a_collection_in_a_rollout_walks_what_the_rollout_made(engines, first, prompts):
@@ -102,8 +102,8 @@ def test_a_worker_of_the_asynchronous_rollout_freezes_until_it_is_released(engin
 
 
 def test_history_outlives_the_engines(engines, first, prompts, folder):
-    """Each engine has saved what it was asked, as soon as it hears that this has ended: with the next rollout. That a
-    file is found again is tests/ascend/test_history.py's."""
+    """Each engine saves its groups when the next rollout tells it that they have ended. tests/ascend/test_history.py
+    tests that saved files are found."""
     engines.ask("generate", prompts=prompts)
     for rank, done in enumerate(first):
         pool = Pool.load(folder / f"replica-{rank}" / "engine-0/pool")
@@ -123,8 +123,8 @@ def test_one_engine_without_drafts_samples_the_same(model, first, prompts):
 
 
 def test_ranks_of_an_engine_that_schedule_alone_stay_in_step(model, first, prompts):
-    """Each has a clock by which `auto` decides. The text is that of engines with the article's switch, and the
-    log-probabilities are those that the model itself gives."""
+    """`auto` decides by a clock of each rank. The answers equal those of engines with the article's switch, and the
+    log-probabilities are the model's own."""
     settings = {"tensor_model_parallel_size": 2, "n": 4, "seed": 7, "calculate_log_probs": True}
     rollout = Rollout(model, ranks=2, engine=sam(switch="auto", verify="seeded"), **settings)
     leader, follower = rollout.ask("generate", prompts=prompts)
@@ -133,14 +133,14 @@ def test_ranks_of_an_engine_that_schedule_alone_stay_in_step(model, first, promp
     assert leader["answers"] == follower["answers"] == [answer for rank in first for answer in rank["answers"]]
     log, (_, log_probs, _) = metrics([leader]), asked([leader])
     assert log["rollout/spec/accepted"] > 0 and 0 < log["rollout/spec/switch_on_share"] < 1
-    assert not follower["meta_info"]  # it is the same engine
+    assert not follower["meta_info"]  # the leader reports for the engine
     assert log_probs == 16 * (0,)
     for got, true in zip(leader["log_probs"], expected, strict=True):
         assert got == pytest.approx(true, abs=2e-4)
 
 
 def test_ranks_send_drafts_only_where_the_switch_may_be_on(model, prompts):
-    """Each prompt has eight answers, of which the first step reads six; at most six are drafted at once."""
+    """The first step prefills six of a prompt's eight requests; drafts are made for at most six requests at once."""
     sizes = {"n": 8, "max_num_seqs": 32, "max_num_batched_tokens": 64, "tensor_model_parallel_size": 2}
     rollout = Rollout(model, ranks=2, engine=sam(threshold=6), **sizes)
     leader, follower = rollout.ask("generate", prompts=prompts)

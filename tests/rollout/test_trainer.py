@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainers of verl and of its recipe/dapo log of their rollouts."""
+"""Metrics that the trainers of verl and of its recipe/dapo log of their rollouts."""
 
 import json
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ TENSORS = "token_level_scores token_level_rewards advantages returns responses r
 
 
 def rollout(rank, number):
-    """What a rank's workers give the trainer."""
+    """Return the batch that a rank's workers give the trainer."""
     drafter = {"sam_steps": 10, "sam_proposed": 50, "sam_bytes_used": 1000 * number + rank}
     taken = dict.fromkeys(SUMS, 0) | {"drafted": 40 + rank, "accepted": 10, "busy_s": 2.0 + rank} | drafter
     tensors = {name: torch.ones(2, 3) for name in TENSORS.split()} | {"attention_mask": torch.ones(2, 6)}
@@ -27,8 +27,7 @@ def rollout(rank, number):
 
 
 def test_step_log_counts_every_round():
-    """Of dynamic sampling: recipe/dapo joins the ranks' rows, picks some, and joins the rounds that a batch is made
-    of."""
+    """In dynamic sampling, recipe/dapo joins the ranks' rows, keeps some of them, and joins the rounds of a batch."""
     rounds = [DataProto.concat([rollout(rank, number) for rank in (0, 1)]) for number in (1, 2)]
     log = compute_data_metrics(DataProto.concat([rows[[0, 3]] for rows in rounds]), use_critic=False)
     expected = {"drafted": 2 * (40 + 41), "accepted": 40, "proposed": 200, "index_bytes": 2001}
@@ -47,8 +46,8 @@ def test_file_logger_adds_each_step_at_once(tmp_path, monkeypatch):
 
 
 def test_validation_places_its_prompts_and_compares_its_answers():
-    """Two batches of a validation, padded for two ranks: the workers are told where the second begins. The third
-    validation has one answer that the second had not."""
+    """A validation has two batches, padded for two ranks, and the workers get the row at which each batch begins. The
+    third validation differs from the second in one answer."""
     texts, asked = ["a", "b", "c"] * 2, []
 
     def generate(batch):
@@ -79,7 +78,7 @@ def test_validation_places_its_prompts_and_compares_its_answers():
 
 
 def test_ranks_that_round_a_timing_differently_are_joined():
-    """The mean of an all-reduce; what ranks say otherwise must still be the same."""
+    """Ranks may round the mean of an all-reduce differently; other values must be equal on all ranks."""
 
     def part(**meta_info):
         return DataProto(non_tensor_batch={"uid": np.array(["a"], dtype=object)}, meta_info=meta_info)

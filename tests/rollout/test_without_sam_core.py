@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A patched verl without the package sam_core; tests/ascend has engines."""
+"""A patched verl loads without the package sam_core; tests/ascend tests engines without it."""
 
 import re
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM as released, with the plugin, on its second runner: see triton_interpreter.device."""
+"""Engines of vLLM as released, with the plugin and the second runner (see triton_interpreter.device)."""
 
 import os
 import random
@@ -8,14 +8,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "interpreter"))
 os.environ.update(
-    VLLM_PLUGINS="sam,device",  # the latter in spawned processes
+    VLLM_PLUGINS="sam,device",  # spawned processes load the plugin `device`
     TRITON_INTERPRET="1",
     OMP_NUM_THREADS="1",
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     VLLM_CPU_CI_ENV="1",  # no warm-up
     VLLM_ENABLE_V1_MULTIPROCESSING="1",
-    VLLM_ALLOW_INSECURE_SERIALIZATION="1",  # collective_rpc of a function
+    VLLM_ALLOW_INSECURE_SERIALIZATION="1",  # for collective_rpc with a function
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
 )
@@ -33,23 +33,23 @@ SEEDED = {"verify": "seeded", "threshold": 6}
 AUTO = {"verify": "seeded", "switch": "auto"}
 TIGHT = {"max_num_batched_tokens": 48, "block_size": 32, "num_gpu_blocks_override": 11, "enable_prefix_caching": False}
 TIGHT["scheduling_policy"] = "priority"
-"""A cache of so few blocks that requests are preempted, and prompts in chunks of 48 tokens."""
+"""Settings of an engine with so few KV cache blocks that it preempts requests, and prompt chunks of 48 tokens."""
 
 
 def appended(engine):
-    """Tokens that the drafter's pool has had."""
+    """Return the number of tokens that were appended to the drafter's pool."""
     return engine.engine.collective_rpc(lambda worker: worker.model_runner.speculator.proposer.texts.pool.stats())[0][
         "appended"
     ]
 
 
 def note_answers(engine):
-    """From now on notes the answers that the drafter indexes."""
+    """Begin to note the answers that the drafter indexes."""
     engine.engine.collective_rpc(lambda worker: noting_pool.note_answers(worker.model_runner.speculator.proposer))
 
 
 def noted_answers(engine):
-    """What was noted since note_answers, in order."""
+    """Return the noted answers, sorted."""
     noted = engine.engine.collective_rpc(
         lambda worker: noting_pool.noted_answers(worker.model_runner.speculator.proposer)
     )
@@ -57,8 +57,8 @@ def noted_answers(engine):
 
 
 def pause_at_random(worker, seed=0):
-    """Runs in a worker: from now on drafting pauses or goes on by chance in each step, so that the scheduler plans
-    drafts where there are none, and none where there are; seed None: as before."""
+    """Make drafting pause in a random half of the later steps, so that planned drafts may be missing, and drafts may
+    exist in steps without plans. Seed None restores normal pauses. Runs in a worker."""
     speculator = worker.model_runner.speculator
     pauses, draw = getattr(speculator, "sam", speculator).pauses, random.Random(seed)
     pauses.__dict__.pop("begin", None)
@@ -86,7 +86,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """The same model with other weights."""
+    """Return the folder of the same model with other weights."""
     return save(tmp_path_factory, seed=1)
 
 
@@ -106,7 +106,7 @@ def start(model, sam=None, k=3, drafter=None, **settings):
 
 @pytest.fixture(scope="session")
 def plain(model, device):
-    """The second runner without speculation: the reference."""
+    """Yield an engine with the second runner and without speculation, the reference."""
     import vllm
 
     engine = start(model)
@@ -120,13 +120,13 @@ synchronous = started(start, sam=SEEDED | {"min_prob": 0.1}, async_scheduling=Fa
 
 
 asynchronous = started(start, sam=SEEDED, **TIGHT)
-"""Drafts up to 6 requests."""
+"""Engine that schedules asynchronously and drafts while at most 6 requests run."""
 
 
 auto = started(
     start, sam=AUTO, k=5, per_request_spec_decode_metrics="detailed", **TIGHT | {"max_num_batched_tokens": 40}
 )
-"""As `asynchronous`, with drafts of as many tokens as pay."""
+"""Engine like `asynchronous`, but with switch `auto`, which verifies as many draft tokens as pay."""
 
 
 @pytest.fixture(scope="session")

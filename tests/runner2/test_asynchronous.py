@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts that the device completes, in steps that wait for nothing: the same texts, and indexes that hold the
-answers."""
+"""Tests of drafts that the device completes, in steps that wait for nothing. The texts do not change, and the index
+holds the answers."""
 
 import random
 import time
@@ -16,7 +16,7 @@ from tiny_qwen3 import VOCAB
 
 
 def test_while_off_answers_are_indexed_that_are_short_or_were_sampled_again():
-    """Texts are fed once in 32 steps then. A preempted request may have lost tokens that the drafter has read."""
+    """While drafting is off, texts are read once in 32 steps. A preempted request may lose tokens that were read."""
     from sam_core.engines.vllm.runner2 import ChainProposer
 
     proposer = ChainProposer(3, {"sources": ["group", "history"]}, 2, vocab_size=VOCAB)
@@ -50,9 +50,9 @@ def test_text_is_that_of_plain_runner_2(plain, asynchronous, prompts):
 
 
 def test_texts_and_indexes_of_random_schedules(plain, auto, model, trained):
-    """Arrivals, priorities, preemption, chunked prompts, rows used again, and ends by length and by stop tokens, also
-    inside a draft; in one run a reset of the cache, in one sleep and new weights. Drafting pauses in half of
-    the steps, drawn at random."""
+    """The schedules have arrivals, priorities, preemptions, chunked prompts, reused rows, and ends by length and by
+    stop tokens, also inside a draft. One run has a reset of the cache, one has sleep and new weights. Drafting
+    pauses in a random half of the steps."""
     rng, preemptions = random.Random(0), 0
     note_answers(auto)
     auto.engine.collective_rpc(pause_at_random)
@@ -94,7 +94,7 @@ def test_abort_and_the_end_of_the_context(plain, asynchronous, prompts):
 
 
 def test_texts_go_on_behind_a_reset_of_the_cache(plain, asynchronous, prompts):
-    """All requests are preempted at once, and what steps in flight sample for them is dropped and sampled again."""
+    """All requests are preempted at once. Tokens of steps in flight are dropped and sampled again."""
     for each in (None, SAMPLED):
         expected = plain.run(prompts[:4], 40, each=each)
         note_answers(asynchronous)
@@ -110,8 +110,8 @@ def reset_cache(engine):
 
 
 def renew(weights):
-    """Puts an engine to sleep, gives it new weights and wakes it. On a CPU its memory stays; all else is as on a
-    GPU."""
+    """Return a function that puts an engine to sleep, loads new weights and wakes it. On a CPU, unlike on a
+    GPU, it keeps its memory."""
 
     def sleep_and_wake(engine):
         engine.sleep(level=2, mode="keep")
@@ -125,8 +125,8 @@ def renew(weights):
 
 @pytest.mark.slow
 def test_adapters(model, device, plain, prompts, tmp_path):
-    """Requests with a LoRA adapter and without, which share prompts and so drafts. The adapter also changes logits,
-    and a draft has several rows of them. Eight requests at once get no drafts, and so give the expected texts."""
+    """Requests with and without a LoRA adapter share prompts, and therefore drafts. The adapter also changes logits, of
+    which a draft has several rows. Eight requests at once are not drafted, and give the expected texts."""
     adapters, each = [adapter.save(tmp_path, VOCAB), None] * 2, [{}, {}, *SAMPLED[:2]]
     asked = [prompts[0], prompts[0], prompts[1], prompts[1]]
     engine = start(model, sam=SEEDED, **adapter.SETTINGS)
@@ -140,7 +140,7 @@ def test_adapters(model, device, plain, prompts, tmp_path):
 
 @pytest.mark.parametrize("name", ["synchronous", "asynchronous"])
 def test_no_drafts_above_the_threshold(plain, name, prompts, request):
-    """The answers are indexed nevertheless."""
+    """Answers are indexed even while nothing is drafted."""
     engine = request.getfixturevalue(name)
     short, lengths = [prompt[:5] for prompt in prompts], [6, 8, 10, 12, 14, 16, 18, 20]
     expected = plain.run(short, lengths)
@@ -155,7 +155,7 @@ def test_no_drafts_above_the_threshold(plain, name, prompts, request):
 
 
 def test_counters_are_those_of_the_engine(asynchronous, prompts):
-    """Proposed is what was verified: every request's k tokens, except where the context or the answer ends."""
+    """The drafter's counter of proposed tokens equals the number of draft tokens that the engine counts."""
     before = asynchronous.drafter()
     asynchronous.run(prompts[:3], 40)
     after = settled(asynchronous)

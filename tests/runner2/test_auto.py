@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switch `auto`: each request of each step has as many draft tokens verified as pay, and no step waits."""
+"""With switch `auto`, each step verifies for each request only the draft tokens that pay, and no step waits."""
 
 from engine_checks import settled, speculated
 from sam_core.engines.vllm.pauses import LAG
@@ -8,7 +8,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 
 def lengths(worker):
-    """Runs in a worker: draft tokens that each request of each step verified since the last call."""
+    """Return how many draft tokens each request of each step verified since the last call; runs in a worker."""
     speculator = worker.model_runner.speculator
     if not hasattr(speculator, "noted"):
         speculator.noted, ended = [], speculator.pauses.ended
@@ -23,8 +23,8 @@ def lengths(worker):
 
 
 def plans(worker):
-    """Runs in a worker: of each step since the last call, whether drafting pauses, and tokens planned of a request that
-    reads no prompt, at most. Drafting pauses 8 steps after the call."""
+    """Return for each step without prompts since the last call whether drafting pauses, and the most tokens planned for
+    a request. Drafting pauses 8 steps after the call. Runs in a worker."""
     speculator = worker.model_runner.speculator
     if not hasattr(speculator, "plans"):
         speculator.plans, launched = [], speculator.pauses.launched
@@ -52,7 +52,7 @@ def test_text_is_that_of_plain_runner_2(plain, auto, prompts):
         preemptions += auto.log.preemptions
         (noted,) = auto.engine.collective_rpc(lengths)
         verified, planned = sum(map(sum, noted)), 5 * auto.count("running")
-        assert auto.count("drafted") <= verified < 0.8 * planned  # steps behind an answer's end count nothing
+        assert auto.count("drafted") <= verified < 0.8 * planned  # steps after an answer's end do not count
         assert len({length for step in noted for length in step}) > 2, "all drafts were equally long"
         own = [output.outputs[0].spec_decode_metrics for output in auto.outputs]
         assert sum(each.num_draft_tokens for each in own) == auto.count("drafted")
@@ -65,7 +65,7 @@ def test_text_is_that_of_plain_runner_2(plain, auto, prompts):
 
 
 def test_grammars(plain, auto, prompts):
-    """Tokens that a grammar does not allow are neither sampled nor kept of a draft."""
+    """Tokens that a grammar does not allow are neither sampled nor accepted from a draft."""
     each = [
         {"structured_outputs": StructuredOutputsParams(regex=regex), **more}
         for regex, more in zip(["[a-f]{40}", "(ba|de|f){5,30}"], SAMPLED, strict=False)
@@ -77,7 +77,7 @@ def test_grammars(plain, auto, prompts):
 
 
 def test_planned_drafts_leave_room_for_all_requests(plain, auto, prompts):
-    """8 requests with drafts of 5 tokens are planned 48 tokens, and a step has 40."""
+    """8 requests with drafts of 5 tokens need 48 tokens, but a step has at most 40."""
     short = [prompt[:5] for prompt in prompts]
     auto.engine.collective_rpc(lengths)
     assert auto.run(short, 20) == plain.run(short, 20)
@@ -89,7 +89,7 @@ def test_planned_drafts_leave_room_for_all_requests(plain, auto, prompts):
 
 
 def test_nothing_is_planned_while_drafting_pauses(plain, auto, prompts):
-    """Its steps are those of an engine without speculation, once the scheduler has heard of it."""
+    """From LAG steps after a pause begins, when the scheduler knows of it, each request has one token per step."""
     auto.engine.collective_rpc(plans)
     assert auto.run(prompts[:4], 60) == plain.run(prompts[:4], 60)
     speculated(auto)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's client sends the answers to a prompt to one of its data-parallel engines."""
+"""vLLM's client sends all requests of a prompt to the same data-parallel engine."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def test_client(check):
 
 
 def test_both_engines_draft(model, device, plain, prompts):
-    """Their requests come by AsyncLLM, whose two engines are processes of their own."""
+    """AsyncLLM sends the requests to two engines, each in its own process."""
     from sam_core.engines.vllm.step_log import drafter_counters
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts that the device completes, and their confidences: the table and the kernels against dictionaries and plain
-numbers, and against their reference in numpy."""
+"""Tests of drafts that the device completes, and of their confidences. The table is compared with dictionaries, the
+kernels with their reference in numpy."""
 
 import os
 import random
@@ -43,7 +43,7 @@ VOCABULARY = 200
 
 
 class Oracle:
-    """A table of lists and dictionaries; texts share its pages and n-grams its slots as those of NgramTable do."""
+    """A table of lists and dictionaries, in which texts share pages, and n-grams share slots, as in NgramTable."""
 
     def __init__(self, num_slots, num_pages=1, vocab_size=VOCABULARY, of_groups=True, of_all=True):
         self.num_slots, self.vocab_size, self.of_groups, self.of_all = num_slots, vocab_size, of_groups, of_all
@@ -90,7 +90,7 @@ class Oracle:
         self.slots[slot] = check, place, confirmed
 
     def memory(self):
-        """As NgramTable's."""
+        """Return the contents in the layout of NgramTable.memory."""
         slots = np.zeros((self.num_slots, 2), int)
         for slot, (check, (page, at), confirmed) in self.slots.items():
             slots[slot] = TEXTS + page * (PAGE + 1) + at + UNIT * confirmed, check
@@ -105,7 +105,7 @@ def rows_of(texts):
 
 
 class Device:
-    """Completes drafts of k tokens for up to 8 requests, the kernel and its reference alike."""
+    """Completes drafts of k tokens for up to 8 requests, and asserts that the kernel and its reference agree."""
 
     def __init__(self, table, k=K, width=None, seed=0):
         self.table, self.k, self.width, self.rng = table, k, width or k + 1, np.random.default_rng(seed)
@@ -115,8 +115,8 @@ class Device:
         return self.rng.integers(0, MAX_TOKEN, shape)
 
     def draft(self, groups, texts, chains, sampled, probabilities=None, model=None, planned=None):
-        """The host knows `texts`, the device `sampled` as well; `probabilities` are those of the chains, 1 if None.
-        model: ModelDrafts; planned: tokens that count in the choice between these and the others."""
+        """Return the drafts. The host knows `texts`; the device also knows `sampled`. probabilities: of chains.
+        model: ModelDrafts. planned: number of tokens by which drafts of the model and of texts are compared."""
         batch, k, width = len(texts), self.k, self.width
         states = torch.from_numpy(self.rng.permutation(8)[:batch])
         longest = max(len(text) + len(new) for text, new in zip(texts, sampled, strict=True))
@@ -153,7 +153,7 @@ class Device:
         return [row[:n] for row, n in zip(expected.tokens.tolist(), expected.lengths.tolist(), strict=True)]
 
     def completed(self, arguments):
-        """The reference's drafts, as tensors."""
+        """Return the drafts of the reference as tensors."""
         return Completed(*map(torch.from_numpy, draft(self.table.memory, self.table.num_slots, *arguments, self.k)))
 
     def likely(self, drafts):
@@ -162,7 +162,7 @@ class Device:
         return torch.where(drafts.classes < NUM_BINS, fine, rate).clamp(0, 1)
 
     def joined(self, of_texts, likely, model, planned, states, arguments):
-        """The better of two drafts: that of the texts, and the model's, which the texts continue as a chain."""
+        """Return the better of two drafts: the draft of the texts, or the model's draft, which the texts continue."""
         padded, chained, tails, groups, unknown, count = arguments
         m = model.tokens.size(1)
         agrees = (of_texts.tokens[:, :m] == model.tokens).all(1) & (of_texts.lengths >= m)
@@ -209,7 +209,7 @@ class Device:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_memory_is_that_of_dictionaries(seed):
-    """Random texts in groups, fed in random portions, through few pages, with tokens outside of the vocabulary."""
+    """Random texts in groups are fed in random portions into few pages. Some tokens are outside the vocabulary."""
     rng = random.Random(seed)
     num_pages, num_slots = rng.choice([1, 2, 3, 8]), 1 << rng.choice([2, 6, 10, 16])
     size, vocab_size = rng.choice([2, 5, 40, MAX_TOKEN]), rng.choice([1, 4, 39, MAX_TOKEN])
@@ -235,7 +235,7 @@ def test_the_memory_is_that_of_dictionaries(seed):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("k", [1, 3, 8, 15])
 def test_drafts_are_those_of_torch_s_operators(k, seed):
-    """Random texts in groups, fed in random portions; chains that hold, break off or are empty."""
+    """Random texts in groups are fed in random portions. Chains agree with the sampled tokens, differ, or are empty."""
     rng = random.Random(seed)
     size, num_slots, num_pages = rng.choice([2, 5, 40, 150]), rng.choice([1 << 10, 1 << 16]), rng.choice([4, 6])
     vocab_size = max(2, size - 1)
@@ -269,7 +269,7 @@ def test_drafts_are_those_of_torch_s_operators(k, seed):
 @pytest.mark.parametrize("estimated", [True, False])
 @pytest.mark.parametrize(("k", "m", "longest", "planned"), [(3, 3, 3, 3), (8, 2, 2, 3), (15, 1, 3, 15), (15, 3, 3, 7)])
 def test_the_draft_from_which_more_is_expected_is_chosen(k, m, longest, planned, estimated):
-    """The model's drafts agree with the chain, begin as it does, or have nothing of it."""
+    """The drafts of the model agree with the whole chain, with its beginning, or not at all."""
     rng = random.Random(k + m)
     table, device, groups = NgramTable(4 * PAGE, 1 << 10, 5), None, [2, 3, 4]
     device, texts = Device(table, k, 2 * (k + 1), k), [[rng.randrange(5) for _ in range(40)] for _ in range(3)]
@@ -295,7 +295,7 @@ def test_the_draft_from_which_more_is_expected_is_chosen(k, m, longest, planned,
 
 
 def add(table, texts, groups, pages=None, starts=None):
-    """Append texts, from `starts` on, and return their pages."""
+    """Append the tokens of texts from `starts` on, and return the pages."""
     ends = np.array([*map(len, texts)], np.int32)
     starts = np.zeros_like(ends) if starts is None else np.array(starts, np.int32)
     pages = np.zeros(len(texts), np.int64) if pages is None else pages
@@ -317,7 +317,7 @@ def test_hashes_of_the_largest_numbers_do_not_overflow():
 
 
 def test_of_equal_matches_the_first_gives_the_class():
-    """A shorter one in the group, and a longer one anywhere that is confirmed twice."""
+    """A shorter match in the group, and a longer match in all texts that is confirmed twice, are equally good."""
     table = NgramTable(1, 1 << 12, MAX_TOKEN)
     add(table, [[5]], [10])
     for group, ngram, confirmed in ((10, [2], 0), (COMMON, [1, 2], 2)):
@@ -342,7 +342,7 @@ def test_more_tokens_than_positions_are_refused():
 
 
 def test_rates_become_the_share_that_was_accepted():
-    """Of the tokens up to the first refused one; neither what stands behind it nor what was not verified counts."""
+    """Only tokens up to the first refused one count; later tokens and tokens that were not verified do not."""
     rng, rates = random.Random(0), {NUM_BINS: 0.9, NUM_BINS + 7: 0.2, 23: 0.5}
     device = Device(NgramTable(1, 1 << 4, 10), k=3)
     states = torch.tensor([5, 2, 0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rejection`, the default: what is sampled has the model's law, whatever is drafted."""
+"""With the default, `rejection`, sampled tokens follow the model's distribution, whatever is drafted."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ TEMPERATURE = 0.5
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory):
-    """A model whose next token depends on the last one alone, and the law of each: [VOCAB, VOCAB]."""
+    """Return a model whose next token depends only on the last token, and its distributions [VOCAB, VOCAB]."""
     from transformers import Qwen3ForCausalLM
 
     folder = tmp_path_factory.mktemp("chain")
@@ -31,7 +31,7 @@ def chain(tmp_path_factory):
 
 
 def first_tokens(llm, prompt, settings, num=16):
-    """The first tokens of equal requests that bypass vLLM's Python front end, as those from the Rust front end do."""
+    """Return the first tokens of equal requests that bypass the Python front end, as with vLLM's Rust front end."""
     from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
@@ -66,8 +66,8 @@ SYNCHRONOUS = pytest.param({"threshold": TEXTS}, False, False, marks=pytest.mark
     ],
 )
 def test_law_of_the_next_token(chain, device, sam, asynchronous, has_model, tmp_path):
-    """Chi-square over all pairs of tokens that follow each other. With `auto` what is drafted, and so what is sampled,
-    depends on the time that steps take: the bound is one that no run goes below by chance."""
+    """A chi-square test over all pairs of consecutive tokens. With `auto` drafts, and therefore samples, depend on the
+    time of steps, so the p-value has a bound below which no run falls by chance."""
     folder, law = chain
     drafter = None
     if has_model:

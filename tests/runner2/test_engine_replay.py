@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded answers through the second runner: every arm gives them back, and `auto` verifies less than is planned."""
+"""Each arm of a replay on the second runner gives the recorded answers; `auto` verifies fewer tokens than planned."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ENVIRONMENT = {
 
 
 def record(file, seed, groups=2, per_group=2):
-    """Answers of 60 tokens that repeat 15, in which every tenth or so is another one."""
+    """Write answers of 60 tokens that repeat 15 tokens; about one token in ten is replaced by a random one."""
     draw = random.Random(seed)
     with file.open("w") as lines:
         for group in range(groups):

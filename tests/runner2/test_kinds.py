@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of requests with the plugin: beam search, pooling, prompts of embeddings."""
+"""Tests of beam search, pooling and prompts of embeddings with the plugin."""
 
 import kind_checks
 import pytest
@@ -18,7 +18,7 @@ def test_pooling_is_served(model, device):
 
 
 def test_prompts_of_embeddings(model, device, plain):
-    """They are answered as prompts of the tokens are."""
+    """A prompt of embeddings gets the same answer as the prompt of its tokens."""
     from vllm import SamplingParams
 
     engine = start(model, SEEDED | {"min_prob": 0}, enable_prompt_embeds=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sam` together with a model drafter: the text is that of plain decoding, and both draft."""
+"""With `sam` and a model drafter, the text equals that of plain decoding, and both drafters draft."""
 
 import random
 import types
@@ -30,14 +30,14 @@ def with_draft_model(model, noisy):
 
 
 def stats(engine):
-    """Counters of the drafters since the last call."""
+    """Return the increase of the drafters' counters since the last call."""
     before = getattr(engine, "seen", {})
     (engine.seen,) = engine.engine.collective_rpc("sam_stats")
     return {name: value - before.get(name, 0) for name, value in engine.seen.items()}
 
 
 def test_texts_of_random_schedules(plain, with_draft_model):
-    """Arrivals, priorities, preemption, chunked prompts; drafting pauses in half of the steps."""
+    """The schedules have arrivals, priorities, preemptions and chunked prompts. One has random pauses of drafting."""
     assert "method='draft_model', num_model_tokens=3, num_speculative_tokens=15" in repr(
         with_draft_model.engine.vllm_config.speculative_config
     )
@@ -83,7 +83,7 @@ def test_by_batch_size_and_synchronously(plain, model, noisy, prompts):
 
 @pytest.mark.slow
 def test_eagle3_drafts_from_hidden_states(device, tmp_path_factory, prompts):
-    """Its untrained head is never right."""
+    """The EAGLE-3 head is untrained, so its drafts are never right."""
     target, head = (tmp_path_factory.mktemp(name) for name in ("target", "head"))
     shape = {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
     tiny_qwen3.save(target, **shape)
@@ -103,7 +103,7 @@ CONFIG = types.SimpleNamespace(parallel_config=types.SimpleNamespace(data_parall
 
 
 class Own:
-    """A drafter of three tokens, and what its estimator learns."""
+    """A model drafter of three tokens that records what its estimator learns."""
 
     num_speculative_steps = 3
 
@@ -134,8 +134,8 @@ def sam_of(**more):
 
 
 def test_the_estimator_learns_of_the_models_own_tokens():
-    """Requests with another draft; with three own tokens, of which one, all, and all and more are accepted; with the
-    only own token of a step with one pass."""
+    """Requests 0 and 1 have no tokens of the model. Requests 2 to 4 have three, of which one, all, and all with more
+    are accepted. Request 5 has the one token of a step with one pass."""
     of_model = torch.tensor([0, 0, 3, 3, 3, 1], dtype=torch.int32)
     drafter = combine(Own(), sam_of(drafter=types.SimpleNamespace(num_of_model=of_model)), CONFIG)
     sampled, rejected = torch.tensor([[5, 5, 2, 4, 9, 1], [3, 3, 4, 5, 2, 7]], dtype=torch.int32)

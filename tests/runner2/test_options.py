@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the configuration of an engine with the second runner makes of sam's options."""
+"""Tests of sam's options in the configuration of an engine with the second runner."""
 
 import os
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Different sampling parameters on the second runner: each answer is that of its request alone."""
+"""On the second runner, requests with different sampling parameters are answered as if each ran alone."""
 
 import pytest
 import request_table
@@ -12,10 +12,10 @@ FEW = ["all", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ALL)]
 
 
 def results(engine):
-    """For each request the tokens, texts and ends of its answers; and the log-probabilities of the first one and of its
-    prompt.
+    """Return the tokens, texts and ends of the answers to each request, and the log-probabilities of its first answer
+    and of its prompt.
 
-    Only the text of an answer that a stop string ends: vLLM before 0.32 returns what a step accepted behind it.
+    The tokens of an answer that a stop string ends are left out: vLLM before 0.32 returns tokens after the stop string.
     """
     ends, logprobs = [], []
     for output in engine.outputs:

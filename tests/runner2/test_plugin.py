@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin: what it rebinds and when, which releases it takes, and how it says what it cannot do."""
+"""Tests of the plugin: what it rebinds and when, which releases it accepts, and the sentences of its refusals."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ RELEASE, FOUND = hooks.VLLM.compare(INSTALLED)
 
 
 def run(program, *args, **environment):
-    """The output of a program in a process of its own, of this environment."""
+    """Run a program in a new process of this environment, and return its output."""
     path = [HERE / "interpreter", HERE.parent / "common", HERE.parents[1] / "testing" / "engines"]
     path = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | environment
@@ -48,7 +48,7 @@ def test_a_hook_that_changed_is_named(hook, tmp_path):
 
 
 def test_all_hooks_must_be_those_of_one_release(tmp_path):
-    """A hook of vLLM 0.30 in a later release is a change, not an older form."""
+    """If a later release has one hook in the form of vLLM 0.30, the hook counts as changed."""
     for file in {hook.file for hook in FOUND}:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(INSTALLED / file, tmp_path / file)
@@ -63,7 +63,7 @@ def test_all_hooks_must_be_those_of_one_release(tmp_path):
 
 
 def rebound():
-    """(file, class or "", name) of all functions of vLLM in whose places modules of it have one of sam_core."""
+    """Yield (file, class or "", name) for each function of vLLM that a function of sam_core replaces."""
     register()
     for install in (front.install, core.install, worker.install):
         install()
@@ -201,7 +201,7 @@ def test_spawned_processes_have_it_by_the_entry_point_alone(model, plain, tmp_pa
     ],
 )
 def test_another_release_gives_the_same_texts(folder):
-    """Its Python files over the installed release's libraries; the latest one in each run."""
+    """Run tests with another release's Python files and the installed libraries. Older releases are slow tests."""
     paths = [str(folder.parent), str(HERE / "interpreter")]
     tests = ["test_auto.py::test_text_is_that_of_plain_runner_2", "test_options.py::test_good_options_reach_the_config"]
     if problem(folder, hooks.LOGPROBS):
@@ -214,7 +214,7 @@ def test_another_release_gives_the_same_texts(folder):
 
 
 def config(**changes):
-    """What `why_not_adaptive` reads of a VllmConfig."""
+    """Return the parts of a VllmConfig that `why_not_adaptive` reads."""
     mode = types.SimpleNamespace(has_full_cudagraphs=lambda: changes.get("graphs", True))
     return types.SimpleNamespace(
         model_config=types.SimpleNamespace(enforce_eager=changes.get("eager", False), use_mla=True),
@@ -246,7 +246,7 @@ def test_why_verification_cannot_be_adaptive(changes, reason, device, monkeypatc
 
 
 def test_auto_falls_back_to_a_schedule_by_batch_size(model, device, monkeypatch):
-    """As on a CPU, whose attention has no graphs; with data parallelism there is no such schedule."""
+    """A CPU has no attention graphs, so `auto` falls back; with data parallelism it verifies drafts of fixed length."""
     monkeypatch.setattr(front, "why_not_adaptive", device.why_not_adaptive)
     said, speculative = [], {"num_speculative_tokens": 7}
     monkeypatch.setattr(front.LOGGER, "warning", lambda text, *parts: said.append(text % parts))
@@ -271,7 +271,7 @@ def test_auto_falls_back_to_a_schedule_by_batch_size(model, device, monkeypatch)
     ],
 )
 def test_backends_are_asked_before_the_engine_starts(model, device, monkeypatch, mismatch, support, longest, reason):
-    """FlashInfer without trtllm-gen, FlashAttention 2 and 4 would end it."""
+    """FlashInfer without trtllm-gen, and FlashAttention 2 and 4, would end the engine."""
     from vllm.v1.attention import selector
     from vllm.v1.attention.backend import AttentionCGSupport
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts of a drafter that waits for each step: the text is that of the second runner without speculation."""
+"""A drafter that waits for each step does not change the text of the second runner."""
 
 from conftest import appended
 from engine_checks import salts_share_nothing, settled, speculated
@@ -26,9 +26,9 @@ def test_text_is_that_of_plain_runner_2(plain, synchronous, prompts):
 
 
 def test_texts_end_where_the_answers_do(plain, synchronous, prompts):
-    """At a stop token in the middle of a draft; what the step sampled behind it is in no index."""
+    """An answer ends at a stop token in the middle of a draft. Tokens that were sampled after it are not indexed."""
     answers = plain.run(prompts[:3], 40)
-    synchronous.run(prompts[:3], 40)  # so that drafts of the same answers go on behind their ends
+    synchronous.run(prompts[:3], 40)  # so that later drafts continue beyond the stop tokens
     stops = [{"stop_token_ids": [answer[25 + i]]} for i, answer in enumerate(answers)]
     expected = plain.run(prompts[:3], 40, each=stops)
     before = appended(synchronous)
@@ -39,7 +39,7 @@ def test_texts_end_where_the_answers_do(plain, synchronous, prompts):
 
 
 def test_turns_of_a_session(plain, synchronous, asynchronous, prompts):
-    """They end inside drafts; the next one begins behind their last tokens, whatever was accepted behind those."""
+    """A turn ends inside a draft. The next turn begins after its last token, even if later tokens were accepted."""
     accepted = dict.fromkeys((synchronous, asynchronous), 0)
     for length in (2, 3, 5, 8):
         turns, lengths = [prompts[0], [3, 4, 5, 6], prompts[1]], [length, 12, 20]

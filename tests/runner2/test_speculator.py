@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drafter of the second runner feeds its pool when steps preempt, drop or end requests."""
+"""Tests of what the second runner's drafter adds to its pool and table when requests are preempted or end."""
 
 import types
 
@@ -20,7 +20,7 @@ def params(name=None, salt=None):
 
 
 class Steps:
-    """An engine of one rank, in which the output of each step is on the host when the next one begins."""
+    """A simulated engine, in which the output of each step is on the host when the next step begins."""
 
     def __init__(self, group=None, adaptive=False, **sam):
         states = types.SimpleNamespace(
@@ -35,8 +35,8 @@ class Steps:
         self.speculator.pauses = None
 
     def begin(self, new=None, finished=(), preempted=(), groups=None, images=None, salts=None, drafts=True):
-        """new: the tokens of requests that join, by id; their prompts have two. groups, images, salts: what some of
-        them name. drafts: whether the schedule plans some."""
+        """Begin a step. new: the tokens of new requests by id; two are the prompt. groups, images, salts: the values of
+        some new requests by id. drafts: whether drafts are planned."""
         requests = [
             types.SimpleNamespace(
                 req_id=name,
@@ -62,8 +62,8 @@ class Steps:
         )
 
     def end(self, sampled, late=False):
-        """sampled: the token of each request of the step, by id. late: it is not on the host when the next step
-        begins."""
+        """End a step. sampled: the token of each request of the step by id. late: whether the tokens are not yet on the
+        host when the next step begins."""
         is_there = iter([not late])
         output = types.SimpleNamespace(
             model_runner_output=types.SimpleNamespace(req_ids=list(sampled)),
@@ -88,7 +88,7 @@ class Steps:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_request_that_ends_preempted_is_indexed_whole(late):
-    """Without tokens of the row that took its place, and with those of a step that was in flight."""
+    """The answer has the tokens of a step in flight, but no tokens of the request that took over its row."""
     steps = Steps()
     steps.begin({"a": [1, 2], "b": [1, 3], "c": [1, 4]}, drafts=False)
     steps.end({"a": 5, "b": 6, "c": 7})
@@ -105,7 +105,7 @@ def test_a_request_that_ends_preempted_is_indexed_whole(late):
 
 
 def test_groups_are_those_of_names_and_images():
-    """In the pool, and in the table from which the device completes drafts."""
+    """The pool and the table from which the device completes drafts have the same groups."""
     steps = Steps()
     new = {"a": [1, 2], "b": [5, 6], "c": [1, 2], "d": [1, 2], "e": [1, 2]}
     steps.begin(new, groups={"a": "one", "b": "one"}, images={"d": "x", "e": "y"})
@@ -133,7 +133,7 @@ def test_salted_texts_are_not_in_the_table():
 
 @pytest.mark.parametrize("k", [0, K])
 def test_all_ranks_hear_of_a_step_without_drafts(k):
-    """Else they would verify different numbers of tokens in the next one."""
+    """Otherwise the ranks would verify different numbers of tokens in the next step."""
     heard = []
 
     class Group:
@@ -174,7 +174,7 @@ def test_min_prob_ends_no_chain(switch):
 
 @pytest.mark.parametrize("sam", [{"history": True}, {"history": True, "verify": "seeded"}, {}], ids=str)
 def test_a_saved_history_is_verified_by_new_random_numbers(tmp_path, sam):
-    """The same on all ranks, from the first request on that is not one of vLLM's warm-up."""
+    """The seed is the same on all ranks. It is set when the first request after vLLM's warm-up begins."""
     if "history" in sam:
         sam = {**sam, "history": str(tmp_path)}
     group = types.SimpleNamespace(world_size=2, broadcast=lambda drafts: drafts, broadcast_object=lambda seed, src: 77)
@@ -203,7 +203,7 @@ def test_a_table_takes_a_small_part_of_memory_bytes_in_every_configuration(max_n
 
 
 def test_a_request_drafts_from_the_table_while_others_fill_it():
-    """300 answers, each in a page of its own, go through a table of 2,048 tokens; in each the last tokens repeat."""
+    """300 answers, each in its own page, pass through a table of at most 4,096 tokens. Each ends with a repetition."""
     steps = Steps(memory_bytes=1 << 20, switch="batch", threshold=8)
     assert steps.speculator.table.num_pages * PAGE <= 4096
     found = 0
@@ -225,7 +225,7 @@ LIVES = {
 
 @pytest.mark.parametrize(("sources", "found"), LIVES.values(), ids=LIVES)
 def test_the_table_honours_sources(sources, found):
-    """What a later life of a group gets of an earlier one where no chain reaches."""
+    """After all requests of a group have ended, a new request drafts from them only if `sources` allow it."""
     steps = Steps(sources=sources, rule="newest", memory_bytes=1 << 24)
     steps.begin({"a": [1, 2, 50, 51, 52, 53]})
     steps.end({"a": 54})
@@ -247,8 +247,8 @@ def test_running_siblings_share_what_the_table_has_if_group_is_a_source(sources,
 
 
 def test_a_step_without_chains_leaves_tokens_that_can_be_read():
-    """Where vLLM plans no drafts it writes -1 over them (gpu/model_runner.py). The next step may be planned with drafts
-    and draft nothing, as drafting pauses: what is verified then are these."""
+    """If no drafts are planned, vLLM overwrites them with -1 (gpu/model_runner.py). The next step may be planned with
+    drafts although drafting pauses, and would verify these values."""
     steps = Steps(adaptive=True)
     steps.begin({"a": [1, 2]})
     steps.end({"a": 3})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose layers keep a state of each request: the text is that of the engine without speculation."""
+"""Speculation does not change the text of models whose layers keep a state for each request."""
 
 import random
 from pathlib import Path
@@ -23,12 +23,12 @@ right = pytest.mark.skipif(
     WRONG is not None, reason="refused with this vLLM; test_plugin.py starts these with a later one"
 )
 EACH = [{}, {}, {"temperature": 1.0, "seed": 0}, {"temperature": 1.0, "seed": 1}] * 2
-"""Two prompts are answered greedily, two sampled with seeds; each twice."""
+"""Sampling parameters of eight requests: two greedy and two seeded, then the same again."""
 SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in ("granite", "lfm2")]
 
 
 def families(*names):
-    """Parametrizes a test by families of models (tiny_qwen3.STATE_LAYERS)."""
+    """Parametrize a test by families of models (tiny_qwen3.STATE_LAYERS)."""
     return pytest.mark.parametrize("stateful", names, indirect=True)
 
 
@@ -45,13 +45,13 @@ def stateful(request, tmp_path_factory, device):
 
 
 def engine(**settings):
-    """Without prefix caching, with which the interpreter takes twice as long, unless settings ask for it."""
+    """Return an engine fixture. Prefix caching is off by default, because it takes the interpreter twice as long."""
     return started(start, "module", model="stateful", **{"enable_prefix_caching": False} | settings)
 
 
 plain = engine()
 sometimes = engine(sam=SEEDED, enable_prefix_caching=True)
-"""Drafts while at most 6 requests run."""
+"""Engine that drafts while at most 6 requests run."""
 synchronous = engine(sam=SEEDED, k=7, async_scheduling=False)
 with_mtp = engine(sam=SEEDED, k=2, drafter={"method": "mtp"})
 tight = engine(sam=SEEDED, **TIGHT | {"block_size": 64, "max_num_batched_tokens": 128, "num_gpu_blocks_override": 14})
@@ -59,13 +59,13 @@ tight = engine(sam=SEEDED, **TIGHT | {"block_size": 64, "max_num_batched_tokens"
 
 @pytest.fixture(scope="module")
 def texts(plain, prompts):
-    """Prompts, and lengths and answers of the engine without speculation."""
+    """Return prompts, and the lengths and answers of the engine without speculation."""
     lengths = [random.Random(i).randrange(12, 40) for i in range(8)]
     return prompts, lengths, plain.run(prompts, lengths, each=EACH)
 
 
 def changed(engine):
-    """Drafts were accepted, and steps without drafts came after that."""
+    """Assert that drafts were accepted, and that a later step had no drafts."""
     speculated(engine)
     drafted, accepted = (COLUMNS.index(name) for name in ("drafted", "accepted"))
     first = next(i for i, row in enumerate(engine.rows) if row[accepted])
@@ -73,7 +73,7 @@ def changed(engine):
 
 
 def same_texts(engine, texts):
-    """The texts are those without speculation, in steps as `changed` says. Returns the drafter's counters."""
+    """Assert that the texts equal those without speculation, call `changed`, and return the drafter's counters."""
     prompts, lengths, answers = texts
     assert engine.run(prompts, lengths, stagger=1, each=EACH) == answers
     changed(engine)
@@ -101,19 +101,19 @@ def test_text_with_an_mtp_head_is_that_without_speculation(with_mtp, texts):
 
 
 def takes_weights_from_verl(worker):
-    """Runs in a worker: as verl 0.9.1 finds the model of an MTP head (workers/rollout/vllm_rollout/utils.py)."""
+    """Return whether verl 0.9.1 (workers/rollout/vllm_rollout/utils.py) finds the MTP head; runs in a worker."""
     return worker.model_runner.drafter.model is worker.model_runner.speculator.model
 
 
 @pytest.fixture(scope="module")
 def block(plain):
-    """Tokens of a block of the cache: those of the layers with attention, whose blocks have the size of a state's."""
+    """Return the tokens per block of the KV cache. A block of an attention layer has the size of a state."""
     return plain.engine.collective_rpc(lambda worker: worker.vllm_config.cache_config.block_size)[0]
 
 
 @pytest.fixture(scope="module")
 def long(block):
-    """Four prompts whose answers begin another block."""
+    """Return four prompts that end shortly before a block is full, so that their answers begin another block."""
     draw = random.Random(0)
     return [[draw.randrange(tiny_qwen3.VOCAB - 1) for _ in range(block - 4 - 2 * i)] for i in range(4)]
 

@@ -14,14 +14,14 @@ bool keep_failing;
 size_t test_large = 1 << 20;
 unsigned test_table = 32768, test_fed = 64, test_drafted = 16;
 
-static void *_Atomic maps[1 << 10]; // as they began
+static void *_Atomic maps[1 << 10]; // start addresses
 
 static bool fails(void) {
     long long number = allocations++;
     return fail_at >= 0 && (keep_failing ? number >= fail_at : number == fail_at);
 }
 
-// Takes `block` for `other` in the list of maps. Returns whether it was there.
+// Replaces `block` by `other` in the list of maps. Returns whether `block` was there.
 static bool replace(void *block, void *other) {
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++) {
         void *there = block;

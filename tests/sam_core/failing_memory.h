@@ -28,12 +28,12 @@ int test_munmap(void *address, size_t bytes);
 #define THREADS_ROWS test_fed
 #define SAM_SPACE ((size_t)1 << 30) // an emulator keeps a record of each page that is reserved
 
-// As in memory.h, sam.h and threads.h; a program may begin with less, so that few tokens and rows take all paths.
+// Limits of memory.h, sam.h and threads.h. Smaller ones let a program reach all paths with few tokens and rows.
 extern size_t test_large;
 extern unsigned test_table, test_fed, test_drafted;
 
 extern _Atomic long long live_blocks;
-extern _Atomic long long allocations; // asked for so far
+extern _Atomic long long allocations; // requested so far
 extern long long fail_at;             // number of the allocation that fails; -1: none does
 extern bool keep_failing;             // whether all later ones fail too
 

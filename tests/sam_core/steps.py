@@ -11,7 +11,7 @@ def i32(*values):
 
 
 def drafts(pool, rows, k=8, width=8, index_later=False):
-    """Append rows of (slot, tokens) in one call; of each draft its tokens, scores, sources, match lengths."""
+    """Append rows of (slot, tokens) in one call; return each draft's tokens, scores, sources and match lengths."""
     slots, counts = i32(*(slot for slot, _ in rows)), i32(*(len(tokens) for _, tokens in rows))
     tokens, starts = i32(*(token for _, tokens in rows for token in tokens)), None
     if len(tokens) % 2:  # a table whose rows lie apart, and what is not new in it is no token
@@ -29,5 +29,5 @@ def drafts(pool, rows, k=8, width=8, index_later=False):
 
 
 def step(pool, rows, k=8, width=8, index_later=False):
-    """The tokens alone."""
+    """Append rows of (slot, tokens) in one call; return the tokens of each draft."""
     return [draft[0] for draft in drafts(pool, rows, k, width, index_later=index_later)]

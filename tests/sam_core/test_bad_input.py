@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every argument that cannot be right is refused with one sentence that names it, and changes nothing."""
+"""Every invalid argument is refused with one sentence that names it, and changes nothing."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def refuses_spoiled_arrays(call, given, outputs):
 
 
 def table(*rows, **changed):
-    """A table for two rows, which take columns 1 and 0 to 1 of it."""
+    """A table with the tokens of two rows: column 1 for the first, columns 0 and 1 for the second."""
     return {"tokens": np.array(rows or ((-1, 5), (6, 7)), np.int32), "starts": i32(1, 0)} | changed
 
 
@@ -191,7 +191,7 @@ def test_scores_that_are_no_probabilities_do_no_harm():
 
 
 def ngram_table(**changed):
-    """A table of a page and 4 slots."""
+    """An NgramTable of one page and 4 slots."""
     given = {"num_pages": 1, "num_slots": 4, "vocab_size": 10, "factors": np.zeros((9, 10), np.int64)}
     return _sam.NgramTable(**given | {"of_groups": True, "of_all": True} | changed)
 
@@ -243,7 +243,7 @@ def test_bad_ngrams_are_refused():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_each_change_is_taken_once(seed):
-    """Whatever the memory holds; test_c.py looks at what is read and written beyond it."""
+    """The memory may hold anything. test_c.py checks reads and writes outside it."""
     rng, garbage, slots = np.random.default_rng(seed), seed % 2, 1 << seed % 9
     factors = np.zeros((9, 10), np.int64) if garbage else rng.integers(0, 1 << 38, (9, 10))
     sizes = {"num_pages": seed % 4 + 1, "num_slots": slots, "vocab_size": 50, "factors": factors}

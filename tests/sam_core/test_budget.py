@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Costs of steps as they are learned, and the budget that follows from them."""
+"""Tests of the learned costs of steps, and of the budget that follows from them."""
 
 import json
 import logging
@@ -19,20 +19,20 @@ def curve(rows):
 
 
 def padded(rng, batch, count):
-    """Seconds of steps that are padded, so that many totals are candidates, by their number of draft tokens."""
+    """The seconds of a step by its number of draft tokens. Padding makes many of these numbers candidates."""
     size, rows = int(rng.integers(1, 40)), batch + np.arange(count + 1)
     verify = rng.random() * rng.choice([0.0, 1e-3, 0.1]) * (rows > batch)
     return rng.random() + 0.01 * np.ceil(rows / size) * size + verify
 
 
 def value(n, price, scores, contexts, seconds, draft_context):
-    """Tokens of a step with drafts of these lengths, less what it takes at this price of a second."""
+    """The expected tokens of a step with drafts of lengths n, minus its time at `price` tokens per second."""
     tokens = len(n) + scores[np.arange(scores.shape[1]) < n[:, None]].sum()
     return tokens - price * (seconds[n.sum()] + draft_context * n @ contexts)
 
 
 def most(price, scores, lengths, contexts, seconds, draft_context):
-    """The largest value of any drafts: of each total the best tokens, which form prefixes since scores fall."""
+    """The largest value of any drafts. Because scores fall, the best tokens of each total form prefixes of drafts."""
     worth = scores - price * draft_context * contexts[:, None]
     worth = np.sort(worth[np.arange(scores.shape[1]) < lengths[:, None]])[::-1]
     tokens = len(scores) + np.concatenate([[0.0], np.cumsum(worth)])
@@ -41,8 +41,8 @@ def most(price, scores, lengths, contexts, seconds, draft_context):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_choice_is_the_best_of_all(seed):
-    """A rate is the best where no drafts are worth more than their time at its price. In captured graphs all requests
-    get k tokens or none; with prompts the price is that of steps without."""
+    """A rate is the best if no drafts are worth more than their time at the price of this rate. With captured graphs,
+    either all requests get k draft tokens or none does. The price of steps with prompts is that of steps without."""
     rng = np.random.default_rng(seed)
     batch, k = int(rng.choice([1, 2, 7, 40, 300])), int(rng.integers(1, 9))
     scores = np.minimum.accumulate(rng.random((batch, k)) ** rng.choice([0.2, 1, 3]), axis=1)
@@ -94,7 +94,7 @@ def bins(scores):
 
 
 def test_a_noisy_machine_keeps_its_costs():
-    """Its costs stay in bounds, and another process can begin with them."""
+    """The estimated costs of a noisy machine stay in bounds, and another process can restore them."""
     draw, cost = np.random.default_rng(0), StepCost(300)
     for _ in range(40):
         cost.learn(24, True, False, 1000.0, 16.0, 0.02)
@@ -109,7 +109,7 @@ def test_a_noisy_machine_keeps_its_costs():
 
 
 def test_costs_are_those_of_a_linear_machine():
-    """It pads steps to captured sizes, and a few are slow by chance."""
+    """The machine pads steps to captured sizes, and a few steps are slow by chance."""
     rng, cost = np.random.default_rng(0), StepCost(graph_sizes=range(8, 513, 8))
 
     def seconds(rows, drafts, prompts, context, draft_context):
@@ -240,14 +240,14 @@ def test_auto_does_not_lose_where_drafts_are_bad_or_rows_are_dear(uniform):
 
 @pytest.mark.parametrize("read", [0, 2048])
 def test_drafts_end_where_only_verification_is_dear(read):
-    """Whatever its size: plain steps do not show it, also where each step reads prompts."""
+    """Plain steps do not show what verification costs, with or without prompts in each step."""
     machine = Machine(batch=40, accept=0.3, read=read, seconds=lambda rows: 0.05 + 0.05 * (rows > 40 + read))
     assert machine.run(1500) > 0.985 * 40 / 0.05
     assert machine.switch.steps_on > 0, "it does not try"
 
 
 def test_plain_steps_show_that_drafts_no_longer_pay():
-    """Verification becomes dear while each step has drafts, as if the machine had become slow."""
+    """Verification becomes expensive while each step has drafts, as if the whole machine had become slow."""
     machine = Machine(batch=8, accept=0.8, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows))
     machine.run(400)
     assert 380 < machine.switch.steps_on < 395, "few steps check"
@@ -270,7 +270,7 @@ def test_few_drafts_in_steps_that_read_prompts_before_their_cost_is_known():
 
 
 def test_a_server_whose_steps_all_read_the_same_number_of_prompt_tokens_drafts():
-    """Only how much a step costs beside its prompts can be learned there, not how long one without prompts takes."""
+    """On this server only a step's cost beside its prompts can be learned, not the time of a step without prompts."""
     machine = Machine(batch=8, accept=0.8, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows))
     machine.read = 2048
     machine.run(AutoSwitch.FEW_STEPS)
@@ -280,7 +280,7 @@ def test_a_server_whose_steps_all_read_the_same_number_of_prompt_tokens_drafts()
 
 
 def test_only_steps_that_were_learned_allow_larger_ones():
-    """An unexpectedly slow step is taken for a stall. If drafts are as slow again, they were not larger than before."""
+    """An unexpectedly slow step counts as a stall and is not learned. A second one that is as slow is learned."""
     cost = StepCost(memory=300)
     for _ in range(4):
         cost.learn(1, False, False, 1.0, 0.0, 0.1)
@@ -302,7 +302,7 @@ def test_a_trial_drafts_about_a_token_of_each_request():
 
 
 def test_a_trial_finds_that_verification_is_cheap_however_expensive_it_was():
-    """It is not chosen by its learned cost, at which it would have too few tokens to show anything."""
+    """A trial ignores the learned cost, at which its drafts would have too few tokens to show anything."""
     machine = Machine(batch=8, accept=0.8, seconds=lambda rows: 0.02 + 1.0 * (rows > 8))
     machine.run(300)
     assert not machine.given.any()
@@ -324,10 +324,10 @@ def test_a_check_that_is_faster_than_predicted_is_repeated_soon():
 
 @pytest.mark.parametrize("uniform", [False, True])
 def test_an_engine_that_plans_ahead_plans_drafts_only_where_they_pay(uniform):
-    """It hears of the switch two steps late. Otherwise it plans drafts for steps that explore and a few behind them."""
+    """The engine hears of the switch two steps late. Where drafts do not pay, it plans few besides exploration."""
 
     def run(machine, steps):
-        """How many of the last 200 steps it planned with drafts, and in how many it looked at drafts."""
+        """Return how many of the last 200 steps had planned drafts, and in how many the switch looked at drafts."""
         wants, looks = [True, True], []
         for _ in range(steps):
             machine.step(uniform, planned=wants[-2])
@@ -387,7 +387,7 @@ def test_a_record_of_version_0_2_0_is_learned_again():
 
 
 def paused(steps, pauses, gap=300.0, read=0, **kwargs):
-    """A machine that has made steps, with pauses of `gap` seconds; they read prompts, but for the first 30."""
+    """A machine after `steps` steps, with pauses of `gap` seconds before `pauses`. The first 30 read no prompts."""
     machine, slept = Machine(k=3, accept=0.8, **kwargs), 0.0
     machine.switch.clock = lambda: machine.now + slept
     for step in range(steps):
@@ -399,7 +399,7 @@ def paused(steps, pauses, gap=300.0, read=0, **kwargs):
 
 @pytest.mark.parametrize(("gap", "read"), [(3.0, 0), (300.0, 64)])
 def test_a_pause_is_not_learned_as_a_step(gap, read):
-    """Wherever it comes: also in a step that explores, or before anything is known."""
+    """The pause may come at any step, also in a step that explores or before anything is known."""
 
     def seconds(machine):
         return machine.switch.cost.rows_cost([2 + read])[0]

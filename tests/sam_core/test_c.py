@@ -112,7 +112,7 @@ def test_the_module_compiles_without_warnings(tmp_path):
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory):
-    """Environment variables with which Python imports a module under sanitizers."""
+    """Environment variables with which Python imports a sam_core that is built with sanitizers."""
     folder = tmp_path_factory.mktemp("checked")
     need_sanitizers(folder)
     package = folder / "sam_core"
@@ -150,14 +150,14 @@ def test_programs_under_sanitizers(program, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """With the corpus that the fuzz targets read."""
+    """A working folder with the corpus that the fuzz targets read."""
     texts = [[at * at // 7 % 6 for at in range(first, first + 49)] for first in range(0, 300, 50)]
     build_corpus(texts, tmp_path / "corpus")
     return tmp_path
 
 
 def test_no_data_races(folder):
-    """While a pool is saved, and among the threads of a step."""
+    """ThreadSanitizer finds no race while a pool is saved, and none among the threads of a step."""
     need_sanitizers(folder, sanitize="thread")
     fixed = [shutil.which("setarch"), "-R"] if shutil.which("setarch") else []  # ThreadSanitizer needs its addresses
     sources = {"saving": PROGRAMS["test_pool"], "steps": [*TARGETS["fuzz_pool"], "fuzz/replay.c"]}

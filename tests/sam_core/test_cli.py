@@ -97,7 +97,7 @@ def test_outputs_that_are_no_new_files(texts, tmp_path, capsys):
         closed = partial(os.close, descriptor)
         assert subprocess.run([*words, made], preexec_fn=closed, capture_output=True).returncode == 0
     with pytest.raises(ChildProcessError) as error, replacing(made):
-        os.waitpid(os.getpid(), 0)  # as any error of the system that is no file's
+        os.waitpid(os.getpid(), 0)  # like any OSError that names no file
     assert error.value.filename is None and made.read_bytes() == before
 
 

@@ -27,7 +27,7 @@ MAX_MATCH, PROBES = 32, 16
 
 
 def built(tmp_path, texts):
-    """The path of a corpus of texts given as lists."""
+    """Build a corpus of texts given as lists; return its path."""
     path = tmp_path / "texts.corpus"
     build_corpus(texts, path)
     return path
@@ -38,7 +38,7 @@ def by_count(item):
 
 
 class Brute:
-    """What a reader must say about the string w, by looking at every place of the texts."""
+    """The expected answers of a reader about a string w, found by looking at every place of the texts."""
 
     def __init__(self, texts):
         self.stream = [token for text in texts if text for token in [*text, END]]
@@ -50,7 +50,7 @@ class Brute:
         return [p + n for p in places if n or self.stream[p] != END]
 
     def check(self, reader, context, history, most):
-        """A reader's context after `history`, at each length."""
+        """Check a reader's context after `history`, at each length."""
         assert context[0] == reader.start()[0]
         for length, (low, high) in enumerate(context):
             ends, match = self.ends(history[len(history) - length :]), (low, high, length)
@@ -99,7 +99,7 @@ def test_reader_agrees_with_brute_force(data, tmp_path_factory, texts, history, 
 
 @pytest.mark.parametrize("rule", ["oldest", "suffix", "blend"])
 def test_c_agrees_with_python_on_large_intervals(rule, tmp_path):
-    """First occurrences by minima of up to three levels of blocks; successors of more occurrences than are probed."""
+    """First occurrences need up to three levels of blocks; some strings occur more often than successors are probed."""
     random, path = np.random.default_rng(1), tmp_path / "large.corpus"
     build_corpus([random.integers(0, 3, 300_000), random.zipf(1.3, 5000) % 60 + 3], path)
     pools = [pool(rule=rule, sources=("group",), corpus=path) for pool in (Pool, twin.Pool)]
@@ -138,7 +138,7 @@ def test_each_flipped_byte_is_noticed(tmp_path):
 
 
 def test_the_file_is_the_same_everywhere(tmp_path):
-    """A change of this number is a change of the format: raise the version."""
+    """If this checksum changes, the format has changed: raise the version."""
     path = built(tmp_path, [[A, B, C, B, C], [B, A], [151_643], list(range(200))])
     assert zlib.crc32(path.read_bytes()) == 1290831845
 

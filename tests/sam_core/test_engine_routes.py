@@ -32,7 +32,7 @@ class Client:
         self.asked = 0
 
     def send(self, rank=None, **arguments):
-        """The engine that a new request goes to; `rank`: the one that it names itself."""
+        """The engine that a new request goes to; `rank`: the engine that the request names."""
         self.asked += 1
         asked = request(f"r{self.asked}", **arguments)
         engine = self.routes.choose(asked, self.engines) if rank is None else rank
@@ -58,7 +58,7 @@ def test_a_group_is_a_name_or_prompt_and_images():
 
 
 def test_imbalance_is_bounded():
-    """Also after a large group once."""
+    """The imbalance is bounded during a large group and after its end."""
     client = Client(engines=2)
     for _ in range(600):
         client.send(name="validation")
@@ -88,7 +88,7 @@ def test_answers_to_a_prompt_share_an_engine_and_prompts_spread():
 
 
 def test_prompts_keep_their_homes_when_servers_join():
-    """While requests run or wait to go on."""
+    """Homes survive forget_servers() while requests run, and a conversation goes on at the home of its first prompt."""
     routes, in_flight = PromptRoutes(), {0: 0, 1: 0}
 
     def ask(prompt, talk):
@@ -160,7 +160,7 @@ def test_homes_are_listed_once_while_a_disk_is_busy(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("clients", "later"), [(2, 5), (3, 1)])
 def test_clients_with_the_same_first_engine_save_together(tmp_path, clients, later):
-    """Two engines behind several clients, of which some begin with the same; after a restart there are others."""
+    """Several clients share two engines, and some begin with the same one. A restart changes the number of clients."""
     first, homes = [Client(2, 2 * n // clients, str(tmp_path)) for n in range(clients)], {}
     for prompt in range(12):
         homes[prompt] = first[prompt % clients].send(prompt=(7, prompt))
@@ -208,7 +208,7 @@ client.end_all()
 
 
 def test_clients_of_other_processes_do_not_overwrite_each_other(tmp_path):
-    """Also where the lock is held for long: until each has tried 25 times to get it."""
+    """Each client tries 25 times to get the lock while another process holds it; in the end all routes are saved."""
     words, pipe = [sys.executable, "-c", CLIENT, str(tmp_path), str(Path(__file__).parent)], {"stdout": subprocess.PIPE}
     locked = lock(tmp_path / ".routes.json.lock", 1)
     clients = [subprocess.Popen([*words, str(number)], **pipe) for number in range(3)]

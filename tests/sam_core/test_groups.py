@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests share drafts: by the name they give, by prompt and images, and what verl's requests are named."""
+"""Requests share drafts by the name that they give, or by prompt and images; verl's requests get names."""
 
 from types import SimpleNamespace
 
@@ -40,7 +40,7 @@ def test_group_by_name_then_by_prompt_and_images():
 
 
 def test_prompts_of_embeddings_share_nothing():
-    """Their rows are zeros, so equal lengths would be equal prompts; a name still makes a group."""
+    """Embeddings have zeros as token ids, so prompts of equal length would look equal. A name still makes a group."""
     unnamed, named = state(prompt=[0, 0]), state(prompt=[0, 0], extra_args={"sam_group": "a"})
     unnamed.prompt_embeds = named.prompt_embeds = object()
     assert key_of(unnamed) is None
@@ -48,7 +48,7 @@ def test_prompts_of_embeddings_share_nothing():
 
 
 def test_a_salt_makes_groups_of_its_own():
-    """The client sees the salt, and the worker gets it passed."""
+    """The client reads the salt from the request, and the worker gets it from pass_salt()."""
     groups, salted = set(), state()
     salted.cache_salt = "a"
     forged = {"extra_args": {"sam_salt": request_salt(salted)}}
@@ -65,7 +65,7 @@ def test_a_salt_makes_groups_of_its_own():
 
 
 def test_its_number_is_the_same_in_every_process():
-    """Routes are saved by it."""
+    """Saved routes refer to groups by their numbers."""
     numbers = [group.number for group in (Group([7, 1, 8]), Group(range(3)), Group(None, b"name task"))]
     assert numbers == [-972692009898391549, 2187946392326065592, 7163534732899349955]
     assert Group(np.array([7, 1, 8], np.int32)).number == numbers[0]
@@ -82,7 +82,7 @@ def test_name_is_the_tasks_in_every_epoch():
     assert len({name(), *others}) == 5
     assert name(raw_prompt_ids=np.array([1, 2])) == name(raw_prompt_ids=[1, 2]) != name()
     image = {"raw_prompt": [{"role": "user", "content": [{"type": "image", "image": object()}]}]}
-    for images in (image, {"multi_modal_data": {"image": []}}):  # they are told apart by the step's own name
+    for images in (image, {"multi_modal_data": {"image": []}}):  # named by the uid of the row
         assert (name(**images), name(True, **images)) == ("uid u1", "validation uid u1")
         assert group_params({key: ROW[key] for key in ROW if key != "uid"} | images, False) == {}
     given = {"other": 1, "more": {"a": 2}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine answered outlives it, and never gets in its way."""
+"""An engine's answers are saved for later engines, and saving never gets in the way of requests."""
 
 import errno
 import json
@@ -35,7 +35,7 @@ def make(folder, **more):
 
 
 def answer(proposer, name="a", end=True):
-    """An engine answers the prompt token by token; how many tokens came true of the drafts that began in history."""
+    """Answer the prompt token by token; return how many tokens of drafts from history were accepted."""
     before = proposer.stats()["accepted_history"]
     for length in range(3, 10):
         proposer.propose([name], ROWS, [length], [3], [True], 1)
@@ -53,7 +53,7 @@ def saved(proposer):
 
 @pytest.fixture(autouse=True)
 def other_processes(monkeypatch):
-    """Each proposer is that of a process which has ended when the next one is made."""
+    """Start each test as a process in which no engine holds a history folder."""
     monkeypatch.setattr(history, "_holders", weakref.WeakValueDictionary())
 
 
@@ -79,7 +79,7 @@ def test_history_is_found_again(tmp_path, caplog):
 
 
 def busy(tmp_path, **more):
-    """An engine whose request "open" never ends, that may save now."""
+    """A proposer whose request "open" does not end, and which may save now."""
     proposer = make(tmp_path, **more)
     answer(proposer, "open", end=False)
     assert not proposer.texts.saved.busy_timer.due, "the first minute is over"
@@ -88,7 +88,7 @@ def busy(tmp_path, **more):
 
 
 def test_an_engine_that_is_never_idle_saves_during_its_requests(tmp_path):
-    """With what its switch learned."""
+    """The engine also saves what its switch learned."""
     auto = {"sam": {"switch": "auto"}}
     proposer = busy(tmp_path, **auto)
     answer(proposer, "a")
@@ -109,8 +109,8 @@ def test_an_engine_that_is_never_idle_saves_during_its_requests(tmp_path):
 
 
 def test_one_save_at_a_time(tmp_path, monkeypatch):
-    """No call waits for the thread, also not the one after which no request is open: that is saved next, whatever
-    ended the save before."""
+    """No call waits for the thread, not even the call that ends the last request. What it leaves is saved next, however
+    the save before ended."""
     proposer, saves, begun, write_on = busy(tmp_path), [], threading.Event(), threading.Event()
 
     def write(pool, state):
@@ -136,7 +136,7 @@ def test_one_save_at_a_time(tmp_path, monkeypatch):
 
 
 def test_a_system_without_a_thread_to_spare(tmp_path, monkeypatch):
-    """The engine saves itself, and nobody waits for a thread that has not begun."""
+    """The engine's own thread saves, and nobody waits for a thread that has not started."""
     proposer, write = make(tmp_path), history.SavedHistory._write
 
     def no_thread(thread):
@@ -169,7 +169,7 @@ thread.join()
 
 
 def test_a_process_that_ends_saves_first(tmp_path):
-    """Whichever of its threads runs the engine."""
+    """The engine runs in a thread other than the main thread."""
     subprocess.run([sys.executable, "-c", END, str(tmp_path)], check=True)
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
 
@@ -285,7 +285,7 @@ def test_one_engine_may_build_its_proposer_twice(tmp_path, in_a_cycle):
 
 
 def test_the_lock_is_that_of_the_process_that_made_the_engine(tmp_path):
-    """A forked child, which has a copy of the engine, cannot use the folder, and neither ends nor keeps the lock."""
+    """A forked child with a copy of the engine cannot use the folder. It neither releases nor keeps the lock."""
     run = [sys.executable, "-c", FORK_OF_ENGINE, str(tmp_path), OTHER_ENGINE]
     with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as engine:
         assert [engine.stdout.readline() for _ in range(2)] == 2 * ["in use\n"]

@@ -23,7 +23,7 @@ typedef struct {
     sam_cursor cursor[TEXTS];
     uint32_t count; // texts that have begun
     uint32_t size;  // tokens appended
-    bool failed;    // an allocation did
+    bool failed;    // whether an allocation failed
 } world;
 
 static void begin(world *w, sam_kind kind) {
@@ -99,7 +99,7 @@ static void append(world *w, uint32_t t, int32_t token) {
     CHECK(try_append(w, t, token));
 }
 
-// Lets one more text begin as text `from`.
+// Begins one more text with the tokens of text `from`.
 static void branch(world *w, uint32_t from) {
     uint32_t t = w->count++;
     uint64_t hash = contents(&w->index);
@@ -120,7 +120,7 @@ static int32_t likely_token(const world *w, uint32_t t, uint32_t alphabet) {
     const sam_text *from = &w->text[draw(w->count)], *own = &w->text[t];
     if (!own->size || !from->size || draw(6) == 0)
         return (int32_t)draw(alphabet);
-    // what followed the text's last token elsewhere
+    // a token that followed the text's last token elsewhere
     for (uint32_t i = draw(from->size), n = 0; n < 20 && i + 1 < from->size; i++, n++)
         if (from->tokens[i] == own->tokens[own->size - 1])
             return from->tokens[i + 1];
@@ -132,7 +132,7 @@ static void grow(world *w, uint32_t alphabet, uint32_t size) {
         if (w->count < TEXTS && draw(size) < 4)
             branch(w, draw(w->count));
         else if (w->count < TEXTS && draw(size) < 2)
-            w->count++; // one that shares nothing
+            w->count++; // a text that shares nothing
         uint32_t t = draw(w->count);
         if (w->text[t].size < 700)
             append(w, t, likely_token(w, t, alphabet));
@@ -141,7 +141,7 @@ static void grow(world *w, uint32_t alphabet, uint32_t size) {
     }
 }
 
-// Everything that the validation promises to notice.
+// The validation notices all damage that it promises to notice.
 static void test_validation_notices_damage(void) {
     static world w;
     begin(&w, SAM_COUNTED);
@@ -231,7 +231,7 @@ static void *resize(sam_memory *memory, unsigned char *block, size_t old, size_t
     return resized;
 }
 
-// A block is resized small and large, in place and not; each allocation fails in turn, moving too.
+// Small and large blocks are resized, in place or not; each allocation fails in turn, also when a block moves.
 static void test_blocks(void) {
     const size_t large = SAM_LARGE, reserved = 64 * large;
     const size_t sizes[] = {100,          large,         large + 1, 9 * large,        reserved - 1,
@@ -285,7 +285,7 @@ static void test_freeing_in_portions(void) {
 
 // ---- tables of edges
 
-// A node is split that has more edges than a table; each allocation fails in turn.
+// A node with more edges than a table holds is split; each allocation fails in turn.
 static void test_split_of_a_node_with_many_edges(void) {
     enum { EDGES = 300 };
     static world w;
@@ -311,20 +311,20 @@ static void test_split_of_a_node_with_many_edges(void) {
     }
 }
 
-// Edges whose hashes agree in so many bits that no directory tells them apart: the index is full, no more.
+// The hashes of edges agree in so many bits that no directory can separate them. The index is then merely full.
 static void test_edges_of_one_hash(void) {
     static world w;
     begin(&w, SAM_NEWEST);
     bool full = false;
     for (int32_t token = 1; w.size < 2 * SAM_TABLE && !full; token++) {
-        uint64_t key = (uint64_t)token * UINT64_C(0x9E3779B97F4A7C15) >> 32; // of an edge of the root
+        uint64_t key = (uint64_t)token * UINT64_C(0x9E3779B97F4A7C15) >> 32; // key of an edge of the root
         if (key % (1u << SAM_TABLE_BITS))
             continue;
         full = !try_append(&w, 0, token);
     }
     CHECK(full && w.size > SAM_TABLE / 4 && w.index.table_mask == (1u << SAM_TABLE_BITS) - 1);
     check_sound(&w);
-    CHECK(try_append(&w, 0, w.tokens[0][0])); // no edge of that table
+    CHECK(try_append(&w, 0, w.tokens[0][0])); // an edge outside that table
     check_sound(&w);
     end(&w);
 }

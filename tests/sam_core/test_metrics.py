@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drafter reports to an engine's front ends; tests/engine has their metrics."""
+"""The counters that the drafter reports to an engine's front ends; tests/engine tests the front ends' metrics."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved pools: what comes back, what is refused and with which words, and that a file is always whole."""
+"""Saved pools are restored or refused with the right words, and a file is always whole."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ DAMAGED = "is damaged: restore it from a copy, or start with a new pool"
 
 
 def sealed(data):
-    """The same contents with the checksum that belongs to them, as persist.h says."""
+    """Return the same contents with their correct checksum, as persist.h defines it."""
     if len(data) % 8:
         return data
     value = 0
@@ -33,7 +33,7 @@ def sealed(data):
 
 
 def filled(rule="newest", sources=ALL, groups=6, **arguments):
-    """A pool with closed groups of several texts; the last one has an open slot too."""
+    """Return a pool with closed groups of several texts; the last group also has an open slot."""
     pool, rng = Pool(rule=rule, sources=sources, **arguments), random.Random(1)
     for number in range(groups):
         key = b"name %d" % number if number % 3 == 2 else "by_prompt"
@@ -122,7 +122,7 @@ def test_every_flipped_bit_and_missing_byte_is_noticed(saved, tmp_path):
 
 
 def field(saved, **changes):
-    """A file with other values in its header, sealed."""
+    """Return the file's contents with other values in its header and a correct checksum."""
     names = ("magic", "version", "order", "bytes", "rule", "sources")
     names += ("learned", "groups", "texts", "tokens", "vocab_size", "tokenizer")
     values = dict(zip(names, HEADER.unpack_from(saved), strict=True)) | changes
@@ -164,11 +164,11 @@ def test_a_model_of_another_vocabulary_or_tokenizer(tmp_path):
 
 
 SUCCESSORS = [(7, 4 << 8 | 15), (-1, 1), (7, 16), (7, 5 << 8)]
-"""(token, seen) as model.h says: a good one, a token below 0, one that came too often, one asked too often in vain."""
+"""(token, seen) as in model.h: a valid entry, a negative token, one seen too often, one asked too often in vain."""
 
 
 def test_contents_are_checked_although_the_checksum_is_right(tmp_path):
-    """Whoever can write the file can seal it; fuzz/fuzz_files.c tries much more."""
+    """Whoever can write the file can write its checksum, too. fuzz/fuzz_files.c tries many more changes."""
     path, pool = tmp_path / "pool", Pool(rule="newest")
     for key in ("by_prompt", b"names", b"name"):
         slot = pool.open([1, 2], key)
@@ -268,7 +268,7 @@ while True:
 
 
 def test_two_processes_saving_to_one_path(tmp_path):
-    """A reader finds one or the other, whole, also when a saver is killed at any point."""
+    """A reader finds the complete file of one process or the other, even if a process is killed while saving."""
     path, seen, turn, pipe = tmp_path / "pool", set(), 0, subprocess.PIPE
     savers = [subprocess.Popen([sys.executable, "-c", SAVER, path, groups], stdout=pipe) for groups in ("3", "40")]
     try:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loads files while allocations fail and memory ends, looks at allocations and hashes, and saves while texts are evicted;
-// the seeds of fuzz_pool do the same with all other calls. Run it in an empty folder. With an argument it only saves.
+// Loads files while allocations fail or memory ends, checks allocations and hashes, and saves while texts are evicted.
+// The seeds of fuzz_pool test all other calls. Run it in an empty folder. With an argument it only saves.
 
 #include "failing_memory.h"
 
@@ -42,7 +42,7 @@ static void fill(pool *p) {
     }
 }
 
-// Loads a file with every allocation failing in turn and with every memory limit.
+// Loads a file while each allocation fails in turn, and with every memory limit.
 static void test_load_drops_what_does_not_fit(unsigned sources) {
     static const char path[] = "saved.pool";
     pool p, copy;
@@ -62,7 +62,7 @@ static void test_load_drops_what_does_not_fit(unsigned sources) {
     uint64_t complete = 0;
     for (int on = 0; on < 2; on++) {
         keep_failing = on;
-        for (fail_at = 1;; fail_at++) { // 0 is the model
+        for (fail_at = 1;; fail_at++) { // allocation 0 is that of the model
             allocations = 0;
             CHECK(pool_init(&copy, PLENTY, RULE_SUFFIX, sources, NULL, 0));
             CHECK(persist_load(&file, &copy, &reason) == PERSIST_OK);

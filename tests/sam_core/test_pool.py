@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pool drafts, how long it remembers and what it forgets first, on examples small enough to check by eye."""
+"""Tests of what a pool drafts, how long it remembers and what it forgets first, on examples to check by eye."""
 
 import array
 import copy
@@ -39,7 +39,7 @@ def test_append_takes_a_sequence_or_a_buffer():
 
 
 def test_request_without_memory_drafts_again_as_soon_as_its_text_fits():
-    """It waits for a share of the memory for texts and indexes, which does not grow with what the pool learns."""
+    """The request waits for a share of the memory for texts and indexes. Learning does not make this share larger."""
     pool = make("blend", sources=("request",), memory_bytes=make("blend").stats()["bytes_used"] + 250_000)
     text, slots = [*range(250)] * 2, []
     while not slots or draft(pool, slots[-1], [0]):
@@ -53,7 +53,7 @@ def test_request_without_memory_drafts_again_as_soon_as_its_text_fits():
 @pytest.mark.parametrize("period", [1, 50])
 @pytest.mark.parametrize(("rule", "most"), [("oldest", 4), ("newest", 280), ("suffix", 280)])
 def test_long_repetition_loop_stays_fast(rule, most, period):
-    """A walk up all links would take 10**7 and more; matches have a largest length."""
+    """A walk up all links would take 10**7 steps or more; the largest length of a match prevents this."""
     pool, size, loop = make(rule), 34_000, np.arange(1000, 1000 + period, dtype=np.int32)
     slots = [pool.open(range(50)) for _ in range(2)]
     for slot in slots:
@@ -86,7 +86,7 @@ def test_plain_buffers_serve_as_well_as_numpy():
     with pytest.raises(ValueError):
         pool.step(*ints, 9, memoryview(out).cast("B").cast("i", [1, 4]), lengths)
     for buffer in [*ints, out, lengths]:
-        buffer.append(0)  # nothing is held after a call
+        buffer.append(0)  # no call keeps a reference to the buffer
 
 
 def test_python():
@@ -102,7 +102,7 @@ def test_python():
 
 
 def test_child_of_a_fork_is_refused_and_makes_its_own(tmp_path):
-    """Also of a fork during a step of another thread."""
+    """The fork happens while another thread appends to the pool."""
     pool = make(sources=("request",))
     slot = pool.open([])
     tokens = np.random.default_rng(0).integers(0, 50, 1_000_000).astype(np.int32)
@@ -126,7 +126,7 @@ def test_child_of_a_fork_is_refused_and_makes_its_own(tmp_path):
         try:
             done = child()
         finally:
-            os._exit(not done)  # whatever happened, no second pytest goes on from here
+            os._exit(not done)  # in any case, the child must not continue as a second pytest
     assert os.waitpid(pid, 0)[1] == 0
     thread.join()
     assert pool.stats()["appended"] == 1_000_000
@@ -134,7 +134,7 @@ def test_child_of_a_fork_is_refused_and_makes_its_own(tmp_path):
 
 @pytest.mark.parametrize("what", ["step", "save"])
 def test_other_threads_run_during_a_call(what, tmp_path):
-    """A call that kept the interpreter, or the pool while a file is written, would leave them one turn or two."""
+    """A call that kept the GIL, or locked the pool to write a file, would let the other thread run once or twice."""
     pool, turns, stop = make(sources=("group", "history")), 0, threading.Event()
     tokens = np.random.default_rng(0).integers(0, 1000, 4_000_000 if what == "save" else 300_000).astype(np.int32)
     for number, part in enumerate(np.split(tokens, 1000) if what == "save" else ()):
@@ -154,13 +154,13 @@ def test_other_threads_run_during_a_call(what, tmp_path):
 
     thread, interval = threading.Thread(target=run), sys.getswitchinterval()
     if what == "step":
-        sys.setswitchinterval(60)  # the interpreter takes the GIL from nobody: only a call can give it up
+        sys.setswitchinterval(60)  # no thread loses the GIL unless its call releases it
     try:
         thread.start()
         before = turns
         if what == "save":
             pool.save(tmp_path / "pool")
-        for _ in range(0 if what == "save" else 200):  # each indexes a part
+        for _ in range(0 if what == "save" else 200):  # each step indexes a part
             pool.step(i32(slot), tokens, i32(len(tokens)), 0, np.empty((1, 0), np.int32), i32(0))
         assert turns - before > (20 if what == "save" else 2)
     finally:
@@ -170,7 +170,7 @@ def test_other_threads_run_during_a_call(what, tmp_path):
 
 
 def large_step(pool) -> None:
-    """A step of 512 rows, for which four threads pay."""
+    """Run three steps of 512 rows, which are enough for four threads to pay."""
     slots = np.array([pool.open([number], None) for number in range(512)], np.int32)
     ones, out = np.ones(len(slots), np.int32), np.empty((len(slots), 1), np.int32)
     for token in (1, 2, 1):
@@ -178,7 +178,7 @@ def large_step(pool) -> None:
 
 
 def test_threads_wait_for_the_next_step_and_end_with_the_pool():
-    """A fork has none of them."""
+    """A forked child has none of the threads."""
     processors = min(8, len(os.sched_getaffinity(0)))
     assert SamProposer(3, None, max_model_len=64).texts.pool.num_threads == processors
 

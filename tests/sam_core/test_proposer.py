@@ -12,7 +12,7 @@ MAX_LEN = 64
 
 
 class Batch:
-    """The parts of an engine's input batch that the proposer reads; where a request leaves, the rows behind it move."""
+    """The parts of an engine's input batch that the proposer reads. When a request leaves, the rows after it move."""
 
     def __init__(self):
         self.texts, self.prompts = {}, {}
@@ -28,7 +28,7 @@ class Batch:
 
     def propose(self, proposer, may_draft=None, num_tokens=None, index_later=False):
         names, texts, prompts = [*self.texts], [*self.texts.values()], [*self.prompts.values()]
-        rows = np.full((len(names), MAX_LEN), -7, np.int32)  # what is behind a text must never be read
+        rows = np.full((len(names), MAX_LEN), -7, np.int32)  # the rest of a row must never be read
         for row, text in zip(rows, texts, strict=True):
             row[: len(text)] = text
         may_draft = [True] * len(names) if may_draft is None else may_draft
@@ -39,7 +39,7 @@ class Batch:
 
 
 PLAIN = {"rule": "newest", "switch": "batch", "min_prob": 0}
-"""Drafts that can be told by eye: the newest occurrence, whole."""
+"""Options for drafts that can be checked by eye: the whole newest occurrence."""
 
 
 def make(k=3, **options):
@@ -57,17 +57,17 @@ def test_excluded_requests_are_fed_counted_by_reason_and_never_drafted():
     proposer.finish(["b"])
     batch.remove("b")
     batch.add("b", [1, 2], 2)
-    assert batch.propose(proposer)["b"] == [3, 4, 1]  # what an excluded sibling wrote
+    assert batch.propose(proposer)["b"] == [3, 4, 1]  # from the text of an excluded sibling
 
 
 def test_gains_after_a_draft_are_counted_by_position_in_the_answer(monkeypatch):
-    """Only steps of requests whose last call gave a draft count, with what they gained and where the answer stood."""
+    """A request's step counts only after a call that gave a draft, with its tokens and the position in the answer."""
     monkeypatch.setattr("sam_core.counters.POSITIONS", (0, 16))
     proposer, batch = make(sources=["request"], rule="newest", threshold=2), Batch()
     batch.add("a", [1, 2, 3, 1, 2], 3)
     batch.add("b", [4, 5], 2)
     assert batch.propose(proposer) == {"a": [3, 1, 2], "b": []}
-    batch.sample("a", [3, 1, 9])  # behind 2 tokens of its answer
+    batch.sample("a", [3, 1, 9])  # after 2 tokens of its answer
     batch.sample("b", [6])
     assert batch.propose(proposer)["a"] == []
     batch.sample("a", [*range(100, 130), 1, 2])  # without a draft
@@ -84,7 +84,7 @@ def test_gains_after_a_draft_are_counted_by_position_in_the_answer(monkeypatch):
 
 @pytest.mark.parametrize("index_later", [False, True])
 def test_every_token_enters_exactly_once_whatever_the_engine_does(index_later):
-    """Random arrivals, also with ids of ended requests, samples, preemptions and ends; drafts stand in their texts."""
+    """Requests arrive, sample, are preempted and end at random, also with reused ids. Drafts occur in their texts."""
     rng = random.Random(5)
     proposer, batch = make(threshold=3, sources=["request"]), Batch()
     texts, prompts, waiting, expected, drafted, latest, longest = {}, {}, [], 0, 0, 0, 0
@@ -129,7 +129,7 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does(index_later):
 
 
 def fed(proposer, names):
-    """Tokens of these requests that the pool has."""
+    """The number of tokens of these requests that the pool has."""
     texts = proposer.texts
     return sum(int(texts.records["fed"][texts._slots[name]]) for name in names)
 
@@ -137,7 +137,7 @@ def fed(proposer, names):
 @pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize("min_prob", [0, 0.3])
 def test_auto_learns_from_the_drafts_that_the_engine_gets(uniform, min_prob):
-    """The rows of a step that its cost is learned from are one a request and one a token of the drafts handed out."""
+    """A step's cost is learned for its rows: one for each request and one for each draft token that was handed out."""
     rng, now = random.Random(7), 0.0
     proposer, batch = make(rule="blend", switch="auto", min_prob=min_prob), Batch()
     if uniform:
@@ -174,7 +174,7 @@ def uniform(k=3, **options):
 
 
 def test_uniform_drafts_are_padded_or_off_for_all():
-    """Padded by their last token and by the texts; off where one has no room for k tokens and the bonus token."""
+    """Padding follows the texts or repeats the last token. If one request lacks room for k + 1 tokens, none drafts."""
     proposer, batch = uniform(), Batch()
     batch.add("a", [1, 2, 3, 1, 2], 5)
     batch.add("b", [5, 6, 7, 9, 5], 5)
@@ -194,7 +194,7 @@ def test_uniform_drafts_are_padded_or_off_for_all():
 
 @pytest.mark.parametrize("rule", ["oldest", "newest", "suffix", "blend"])
 def test_uniform_pads_with_what_min_prob_leaves_out(rule):
-    """Each padded draft begins with the draft of an engine without graphs, and goes on with that of min_prob 0."""
+    """A padded draft begins with the draft of an engine without graphs and continues with the draft for min_prob 0."""
     rng, shorter, longer = random.Random(3), 0, 0
     for _ in range(60):
         text, drafts = [rng.randrange(3) for _ in range(rng.randrange(30, 50))], []
@@ -212,7 +212,7 @@ def test_uniform_pads_with_what_min_prob_leaves_out(rule):
 
 
 def test_no_draft_leaves_the_vocabulary():
-    """Whatever the texts hold, an engine's placeholders for pictures too; padding as well."""
+    """Texts may hold other tokens, such as an engine's placeholders for images, but neither drafts nor padding do."""
     bound, batch = SamProposer(8, PLAIN, max_model_len=MAX_LEN, vocab_size=900), Batch()
     batch.add("a", [1, 2, 3, 900, 4, 1, 2], 7)
     assert batch.propose(bound) == {"a": [3]}

@@ -40,7 +40,7 @@ def test_rollouts_of_a_step_are_summed_by_replica():
 
 def test_a_step_that_asked_for_drafts_and_verified_none_says_so(caplog):
     rollout_log.step_metrics([taken(), taken(drafted=0)])
-    rollout_log.step_metrics([dict.fromkeys(SUMS, 0)])  # did not ask
+    rollout_log.step_metrics([dict.fromkeys(SUMS, 0)])  # did not ask for drafts
     rollout_log.step_metrics([taken(drafted=0)])  # generated nothing, as before the first step
     assert not caplog.messages
     rollout_log.step_metrics([taken(drafted=0, steps_on=2, tokens=9), taken(drafted=0, steps_on=1)])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rules promise beyond what their twin drafts: SuffixDecoding by its definition, which knows no automaton;
-what scores are worth; what is kept apart.
+"""What the rules promise beyond equality with their twin: SuffixDecoding follows its definition, scores are calibrated,
+and isolated texts stay apart.
 """
 
 import gzip
@@ -50,7 +50,7 @@ SUFFIX_TEXT = st.lists(st.integers(0, 4), max_size=14)
 @settings(max_examples=150)
 @given(outputs=st.lists(SUFFIX_TEXT, max_size=4), prompt=SUFFIX_TEXT, answer=SUFFIX_TEXT, k=st.integers(1, 8))
 def test_suffix_drafts_what_the_papers_algorithm_does(outputs, prompt, answer, k):
-    """GenerateCandidateTree with fractions: of all suffixes, in the request or the group, the best score wins."""
+    """The paper's GenerateCandidateTree tries all suffixes, in the request and in the group; the best score wins."""
     pool = sam_core.Pool(rule="suffix", sources=("request", "group", "history"))
     # A first token of its own for each text: a prompt that begins as a text of its named group would continue it.
     outputs, text = [[100 + number, *output] for number, output in enumerate(outputs)], [99, *prompt, *answer]
@@ -72,7 +72,7 @@ def agreed(draft, answer):
 
 
 def recorded(name):
-    """(prompt, answer) of recorded answers; those to one prompt follow each other. Without them the test is skipped."""
+    """Return (prompt, answer) of recorded answers, grouped by prompt. Skip the test if there are none."""
     if not DATA.is_dir():
         pytest.skip("the recorded answers are in the repository")
     with gzip.open(DATA / f"{name}.jsonl.gz") as lines:
@@ -81,13 +81,13 @@ def recorded(name):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_scores_are_calibrated_on_recorded_answers(rule):
-    """Of the paths with a score of about p, about the share p comes true, once 3,000 tokens have been learned from.
+    """About the share p of the paths with a score near p is accepted, after 3,000 tokens have been learned from.
 
-    The mix of blend is learned from all candidates, not from those that it drafts: of several too high ones a chain
-    takes the highest.
+    The bound of blend is wider: its mix is learned from all candidates, but a chain drafts the highest, which is often
+    too high.
     """
     pool, done = sam_core.Pool(rule=rule), 0
-    drafted = []  # for each token its score, and 1 if its path came true
+    drafted = []  # for each token its score, and whether its path was accepted
     for prompt, answer in recorded("math-cot-groups8")[:80]:
         slot, at, new = pool.open(prompt), 0, []
         while at < len(answer):  # each step emits the accepted tokens and one more
@@ -107,7 +107,7 @@ def test_scores_are_calibrated_on_recorded_answers(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_what_is_too_improbable_at_first_is_learned_from(rule):
-    """A text without surprises is drafted in the end, though the prior knows no probability as high as min_prob."""
+    """A predictable text is drafted in the end, although the prior has no probability as high as min_prob."""
     pool = sam_core.Pool(rule=rule, min_prob=0.99)
     slot, lengths, new, said = pool.open(range(50)), [], [0], 0
     for _ in range(3000):
@@ -121,7 +121,7 @@ def test_what_is_too_improbable_at_first_is_learned_from(rule):
 
 
 def test_isolated_texts_are_found_by_their_group_while_it_lives():
-    """Other groups and later slots do not draft from them; they are neither saved nor in common."""
+    """Other groups and later slots do not draft from isolated texts. History and source `common` do not get them."""
     pool = sam_core.Pool(rule="blend")
     for _ in range(100):
         slot = pool.open([1], b"apart", isolated=True)

@@ -31,10 +31,10 @@ def test_sums_tail_and_idleness(clock, monkeypatch):
         clock[0] += seconds
         record(log, running, tokens, drafted=4, accepted=tokens - running, left=left)
     expected = {"decode_steps": 5, "request_steps": 10, "tokens": 14, "drafts": 10, "drafted": 20, "accepted": 4}
-    expected |= {"busy_s": 14, "tail_s": 12, "tail_tokens": 8}  # no step has a start at first, nor after idleness
+    expected |= {"busy_s": 14, "tail_s": 12, "tail_tokens": 8}  # first steps, also after idleness, have no start
     assert {name: n for name, n in log.take(None).items() if name != step_log.CPU} == expected
     assert set(log.take(None).values()) == {0}
-    log = step_log.StepLog()  # of two engines that run at the same time
+    log = step_log.StepLog()  # the log of two engines that run at the same time
     for engine, running in [(0, 9), (1, 1)] * 3 + [(1, 1)]:
         clock[0] += 1
         record(log, running, running, engine=engine)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokenizers count as the same."""
+"""Checks of which tokenizers count as the same."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C and its plain-Python twin: the same calls give the same drafts, scores, counters and tables, bit for bit."""
+"""C and its plain-Python twin return the same drafts, scores, counters and tables for the same calls, bit for bit."""
 
 import atexit
 import functools
@@ -55,7 +55,7 @@ class Both:
         return [draft[0] for draft in answers[0]]
 
     def compare(self):
-        """Counters, and the learned tables: a saved pool holds them as they are."""
+        """Compare the counters and the learned tables, which a saved pool holds as they are."""
         self.same("catch_up")
         assert self.c._validate() is None
         stats = self.c.stats()
@@ -69,10 +69,10 @@ class Both:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Any sequence of calls gives the same in C and twin, leaves a sound pool, and in the end an empty one.
+    """C and twin give the same for any sequence of calls, which leaves a sound pool and, in the end, an empty one.
 
-    Requests repeat themselves and each other, and at times follow their drafts. Those of a named group may continue
-    what another has ended with, without its last tokens too.
+    Requests repeat themselves and each other, and at times follow their drafts. A request of a named group may
+    continue a text of the group that has ended, also without its last tokens.
     """
 
     @initialize(
@@ -103,7 +103,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.start((*text[: max(len(text) - lost, 0)], *tokens), [b"one", False])
 
     def answer(self, data, slot):
-        """Tokens that a slot gains: those of its draft, what another text has somewhere, or any; and any more."""
+        """Extend a slot's text by part of its draft, of another text or nothing, plus random tokens; return them."""
         texts = st.sampled_from([*self.texts.values()])
         others = texts.flatmap(lambda text: st.integers(0, len(text)).map(lambda n: text[n:]))
         said = data.draw(st.just(self.drafts[slot]) | others | st.just([]))[: data.draw(st.integers(1, 9))]
@@ -165,7 +165,7 @@ TestPool.settings = settings(max_examples=150, stateful_step_count=40, phases=[P
 
 @pytest.mark.parametrize("rule", RULES)
 def test_loops_longer_than_a_match(rule):
-    """Matches of more than MAX_MATCH tokens, of one text and of its sibling, that break off and go on."""
+    """Matches in the same text and in its sibling grow beyond MAX_MATCH tokens, break off and resume."""
     both = Both(rule=rule)
     first, second = both.same("open", [7, 8]), both.same("open", [7, 8])
     text = [*([1, 2, 3] * 60), 4, *([1, 2, 3] * 70), *([4] * 150), *([1, 2, 3] * 50)]
@@ -184,7 +184,7 @@ def test_slot_numbers_wait_before_they_are_used_again():
 @pytest.mark.parametrize("index_later", [False, True], ids=["", "index_later"])
 @pytest.mark.parametrize("rule", ["newest", "blend"])
 def test_texts_that_are_indexed_over_many_steps(rule, index_later):
-    """Long prompts and a long history: each call indexes a part, in the same order."""
+    """Prompts and history are long, so each call indexes a part of them. C and twin use the same order."""
     rng, both = random.Random(3), Both(rule=rule)
     prompt = [rng.randrange(40) for _ in range(4000)]
     answers = [[rng.randrange(40) for _ in range(2500)] for _ in range(4)]
@@ -202,7 +202,7 @@ def test_texts_that_are_indexed_over_many_steps(rule, index_later):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_repetitive_texts_older_than_what_was_indexed(rule):
-    """Closed texts are indexed behind those of open slots, but count as older."""
+    """Closed texts are indexed after those of open slots, but count as older."""
     rng, both = random.Random(1), Both(rule=rule)
     for turn in range(40):
         texts = [[rng.randrange(40 if turn % 4 else 3) for _ in range(rng.randrange(25))] for _ in range(6)]
@@ -221,8 +221,8 @@ def test_repetitive_texts_older_than_what_was_indexed(rule):
 @pytest.mark.parametrize("little", [False, True], ids=["", "little_memory"])
 @pytest.mark.parametrize("rule", ["newest", "blend"])
 def test_large_steps_by_several_threads(rule, little):
-    """They give what the twin gives, row by row; with little memory, which the twin does not know, the same for any
-    number of threads."""
+    """Each row's draft equals the twin's. With little memory, which the twin ignores, drafts are equal for any number
+    of threads."""
     rng, pools, found = random.Random(1), [] if little else [twin.Pool(rule=rule)], 0
     memory = sam_core.Pool(rule=rule).stats()["bytes_used"] + (1_000_000 if little else 1 << 30)
     for threads in (1, 2, 6):  # with 6 each lesson has a helper

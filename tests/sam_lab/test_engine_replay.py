@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded answers through the real engine, small: every arm gives them back, and those that draft do."""
+"""A small replay through the real engine: every arm returns the recorded answers, and drafts if it should."""
 
 import json
 import os
@@ -30,8 +30,8 @@ asynchronous_cpu.allow()
 from sam_lab.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
-"""The command where vLLM's CPU backend may schedule asynchronously, by a clock that goes on as often as it is read: all
-steps take as long, whatever else the machine does, so drafts cost nothing and auto drafts whenever it finds any."""
+"""Runs the command with asynchronous scheduling on vLLM's CPU backend. Its clock advances at each reading, so all steps
+take equally long on any machine, drafts cost nothing, and switch auto drafts whenever it finds any."""
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ steps take as long, whatever else the machine does, so drafts cost nothing and a
 )
 def test_every_arm_gives_the_recorded_answers(tmp_path, capsys, monkeypatch, words):
     words = ["engine-replay", str(FIXTURE), *words, *SMALL, "--out", str(tmp_path)]
-    # compiling, and zeroing memory, take longer than all that is run
+    # Compiling and zeroing memory would take longer than the run itself.
     environment = os.environ | {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     command = [sys.executable, "-c", TICKING, *words]
     ended = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings from what runs leave."""
+"""Recordings are exported from the files that runs leave."""
 
 import ast
 import importlib.util
@@ -39,7 +39,7 @@ def test_an_export_does_not_replace_its_source(tmp_path, capsys):
 
 
 def verl_writer():
-    """The function by which the installed verl writes a dump, without importing verl, which takes half a minute."""
+    """The installed verl's function that writes a dump, loaded without importing verl, which takes half a minute."""
     (folder,) = importlib.util.find_spec("verl").submodule_search_locations
     module = ast.parse((Path(folder) / "trainer" / "ppo" / "ray_trainer.py").read_text())
     (writer,) = (node for node in ast.walk(module) if getattr(node, "name", "") == "_write_generations")

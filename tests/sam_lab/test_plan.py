@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner: every token once, equal to a plain loop over steps, and what must not get worse does not."""
+"""The planner counts every token once, equals a plain loop over steps, and advises nothing that can lose."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ FREE = Cost(ROWS, np.full(len(ROWS), 0.02), 0.0, 0.0)
 
 
 def given(first, later):
-    """Acceptance of drafts of maximum length: of the first token, and of each later one if the one before it was."""
+    """Acceptance with probability `first` of the first draft token, and `later` of each token after an accepted one."""
     worth = first * later ** np.arange(max(KS))
     gain = np.array([[worth[:k].sum()] * BINS for k in KS])
     drafted = np.array([[float(k)] * BINS for k in KS])
@@ -44,7 +44,7 @@ def given(first, later):
 
 
 def policy_of(seed, slots, threshold):
-    """Gains that differ by position and batch, 0 above the threshold."""
+    """A policy whose gains differ by position and batch and are 0 above the threshold."""
     rng = np.random.default_rng(seed)
     policy = Policy(rng.uniform(0, 2, (slots + 1, BINS)), rng.uniform(0, 3, (slots + 1, BINS)))
     policy.gain[threshold + 1 :], policy.drafted[threshold + 1 :] = 0, 0
@@ -58,7 +58,7 @@ def load(seed, ranks, count, longest=3000):
 
 
 def step_by_step(prompts, answers, slots, cost, policy):
-    """One step after the other, one request after the other; no memory limit. Seconds and steps."""
+    """Simulate each step and each request in a plain loop without a memory limit; return seconds and steps."""
     waiting = [list(range(len(a))) for a in answers]
     running = [{} for _ in answers]  # request: position
     clock, steps = 0.0, 0
@@ -130,7 +130,7 @@ def test_states_take_memory_by_the_drafts_that_the_engine_has_room_for():
 
 
 def test_goes_on_from_where_few_run_while_others_wait():
-    """Memory may hold fewer requests than a threshold: they draft, whatever waits."""
+    """If memory holds fewer requests than the threshold, they draft although others wait."""
     plan = replace(PLAN, gen_prompts=4, slots=32, capacity=6500)
     cost = roofline(plan.shape, 8, 1, DIES["910C"])
     lengths = Lengths(900, 0.8, 6000).sample(4, 16, np.random.default_rng(0))
@@ -156,7 +156,7 @@ def test_auto_drafts_where_it_pays():
 
 
 def test_auto_prices_steps_as_they_are_simulated():
-    """Drafts are free up to where the host's floor no longer covers rows and contexts together."""
+    """Drafts are free until their rows and contexts together take longer than the host's floor."""
     acceptance, most = given(0.3, 0.6), 15
     covered = acceptance.auto(16, replace(COST, floor=1.0), np.full(17, 2.0))
     assert (covered.drafted[1:9] == most).all()
@@ -241,7 +241,7 @@ def test_a_verifying_step_costs_more_with_drafts_alone():
 
 def test_recipe(tmp_path, capsys, monkeypatch):
     clock = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: 1000 * clock())  # progress is said every 30 s
+    monkeypatch.setattr(time, "monotonic", lambda: 1000 * clock())  # progress is printed every 30 s
     out, picture = tmp_path / "plan.json", tmp_path / "plan.png"
     small = ["data.gen_batch_size=32", "rollout.max_num_seqs=16", "--mean", "300"]
     assert main(["plan", RECIPE, *small, "--draws", "3", "--json", str(out), "--picture", str(picture)]) == 0
@@ -269,7 +269,7 @@ def test_recipe(tmp_path, capsys, monkeypatch):
     ],
 )
 def test_what_can_lose_is_not_advised(low, auto, model, advice):
-    """However much it gains in the median; nor what recipes refuse."""
+    """A switch that can lose is not advised, however large its median gain, nor one that recipes refuse."""
     gains = {"off": (1.0, 1.0, 1.0), "batch": (low, 1.05, 1.1), "best": (0.7, 1.4, 1.5), "auto": (1.0, auto, 1.1)}
     figures = {name: {"rollout_gain": g[1], "tail_share": 0.5, "preempted": 0} for name, g in gains.items()}
     ranges = {name: {"rollout_gain": g[::2]} for name, g in gains.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ragged batches of drafts, as hypothesis draws them."""
+"""Hypothesis strategies for ragged batches of drafts."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ def keys_of(seeds):
 
 
 def seeded_sample(probs, keys, positions):
-    """A token from each row of `probs`, by its key and position."""
+    """Return a token sampled from each row of `probs` by its key and position."""
     return Noise(keys.numpy(), positions.numpy(), None, "cpu").sample(probs)
 
 
@@ -24,7 +24,7 @@ def seeded_sample(probs, keys, positions):
 class Batch:
     counts: list[int]
     drafts: torch.Tensor  # [N]
-    probs: torch.Tensor  # [R, V]: of each request a row a draft and one more
+    probs: torch.Tensor  # [R, V]: each request has a row per draft token and one more
     is_greedy: torch.Tensor
     uniform: torch.Tensor  # [R]
     q: torch.Tensor  # [B, V]
@@ -35,7 +35,7 @@ class Batch:
 
 
 def mask(probs, kind, generator):
-    """Set to 0 what a top-k or a top-p filter leaves out, by row."""
+    """Return `probs` after a top-k or top-p filter with a random limit for each row."""
     if kind == "none":
         return probs
     ordered, ids = probs.sort(1, descending=True)
@@ -49,7 +49,7 @@ def mask(probs, kind, generator):
 
 @st.composite
 def batches(draw):
-    """Any step: requests without drafts, greedy ones, drafts that cannot be accepted or must be, masks,
+    """Draw a step: with requests without drafts, greedy requests, drafts that must or cannot be accepted, masks and
     temperatures."""
     counts = draw(st.lists(st.integers(0, MAX_K), min_size=1, max_size=8).filter(any))
     vocabulary = draw(st.sampled_from([2, 5, 40, 128, 200]))
@@ -73,6 +73,6 @@ def batches(draw):
         batch.drafts = (probs.argmax(1) if aim == "best" else probs.argmin(1))[of_drafts].to(ids)
     if uniform_kind == "zero":
         uniform.zero_()
-    elif uniform_kind == "equal":  # of the draft's own probability
+    elif uniform_kind == "equal":  # equal to the draft token's probability
         uniform[of_drafts] = probs[of_drafts].gather(1, batch.drafts[:, None].long()).squeeze(1).double()
     return batch

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rejection sampling one token at a time: what sam_core.verify must reproduce bit by bit."""
+"""Rejection sampling one token at a time, which sam_core.verify must reproduce bit by bit."""
 
 import torch
 
 
 def rejection_sample(batch, uniform, q):
-    """A step of a Batch for draws float [R] and [B, V]: tokens int32 [B, K + 1]."""
+    """Return the tokens of a step, int32 [B, K + 1], for the draws uniform, float [R], and q, float [B, V]."""
     output = torch.full((len(batch.counts), batch.k + 1), -1, dtype=torch.int32)
     row = draft = 0
     for request, count in enumerate(batch.counts):
@@ -26,7 +26,7 @@ def rejection_sample(batch, uniform, q):
 
 
 def draw(counts, generators, vocabulary):
-    """Uniforms and exponentials of all requests; a generator gives a uniform a draft, then a row of exponentials."""
+    """Return uniforms and exponentials. A generator draws a uniform per draft token, then a row of exponentials."""
     uniform = torch.rand(sum(counts) + len(counts))
     q = torch.empty(len(counts), vocabulary)
     if len(generators) < len(counts):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which drafts a step verifies that was planned with placeholders: all that are counted, in graphs k of each
-request."""
+"""Tests of which drafts a step verifies if it was planned with placeholders. In a graph each request verifies k
+tokens."""
 
 from dataclasses import make_dataclass
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ class Runner:
         self.launch([[text[-1]] for text in TEXTS.values()])
 
     def launch(self, sampled):
-        """A step that samples these tokens of each request."""
+        """Launch a step that samples these tokens for each request."""
         ready = SimpleNamespace(synchronize=self.wait, query=lambda: True)
         output = SimpleNamespace(sampled_token_ids_cpu=torch.tensor(sampled), async_copy_ready_event=ready)
         self.async_drafts.launched(output, (), None)
@@ -63,7 +63,7 @@ class Runner:
         self.indexed = self.drafter.texts.pool._work()
 
     def begin(self, counts, new=()):
-        """The step with these tokens of each request, placeholders included; `new` are the ids that begin with it."""
+        """Begin a step with these numbers of tokens, which include placeholders, and the new request ids `new`."""
         running = [name for name in counts if name in TEXTS and name not in new]
         cached = Cached(running, [len(TEXTS[name]) - 1 for name in running], [1] * len(running), ())
         planned = {name: [-1] * (counts[name] - 1) for name in running if counts[name] > 1}
@@ -83,8 +83,8 @@ class Runner:
     ],
 )
 def test_which_drafts_are_verified(counts, drafts):
-    """In a graph each request verifies k tokens, some of them padding. What a graph cannot verify is not drafted, nor
-    waited for, nor learned from as if it had been refused."""
+    """In a graph each request verifies k tokens, some of which are padding. If a graph cannot run the step, nothing is
+    drafted, the host does not wait, and the drafter records no refused drafts."""
     runner = Runner()
     step = runner.begin(counts)
     assert step.scheduled_spec_decode_tokens == drafts and runner.waits == bool(drafts)
@@ -96,7 +96,7 @@ def test_which_drafts_are_verified(counts, drafts):
 
 
 def test_an_id_that_comes_again_gets_nothing_that_is_in_flight():
-    """Of a session's turn, or a request that was aborted, between steps without drafts, whose tokens are read late."""
+    """A session's turn, or a request after an aborted one, reuses an id while the tokens of a step are not read yet."""
     runner = Runner()
     runner.begin({"a": 1, "b": 1, "c": 2}, new="c")
     state, row = runner.requests["c"], runner.input_batch.token_ids_cpu[2]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is sampled has the model's law, in both modes, whatever is drafted.
+"""Sampled tokens follow the model's distribution in both modes, whatever is drafted.
 
-The tests of joint laws count over 50,000 texts of three tokens of a small model; the seeds are fixed.
+The tests of joint distributions count 50,000 or 20,000 texts of three tokens of a small model, with fixed seeds.
 """
 
 import collections
@@ -21,15 +21,15 @@ K, PROMPT, LENGTH, V = 3, 6, 3, 6
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of 4 tokens, the last one not full: little noise to make for a small vocabulary."""
+    """Set the block size to 4 tokens, so that a small vocabulary needs little noise. The last block is not full."""
     monkeypatch.setattr(noise, "BLOCK", 4)
 
 
 def model():
-    """Next-token distributions [V + 1, V] by the last token (V: none yet).
+    """Return next-token distributions [V + 1, V] by the last token (V: none yet).
 
-    Rows: plain ones; one that top-p cut to two tokens, the second at the boundary; one certain; one with probabilities
-    of 1e-4, 1e-6 and 0.
+    Row 0 is cut to two tokens by top-p, the second at the boundary; row 1 is certain; row 2 has probabilities of 1e-4,
+    1e-6 and 0; the others are plain.
     """
     table = (1.5 * torch.randn(V + 1, V, generator=torch.Generator().manual_seed(1))).softmax(1)
     nucleus = torch.tensor([0.0, 0.9, 0.0, 0.1 / 3, 0.0, 0.0])
@@ -40,7 +40,7 @@ def model():
 
 
 def drafting(kind):
-    """Up to two tokens to draft for each text after its last token, which decides: uniform drafts would hide a bias."""
+    """Return a function that drafts 0 to 2 tokens by the last token of each text. Uniform drafts would hide a bias."""
     table, generator = model(), torch.Generator().manual_seed(1)
     pick = {"best": table.argmax(1), "worst": table.argmin(1), "fixed": torch.arange(2, V + 3) % V}[kind]
 
@@ -54,10 +54,10 @@ def drafting(kind):
 
 
 def generate(mode, propose, first, part, prompt=0):
-    """`part` texts of LENGTH tokens, of the requests from `first` on, each behind a random prompt and token V, which
-    the model never gives. Also drafts proposed and accepted.
+    """Return `part` texts of LENGTH tokens, and how many draft tokens were proposed and accepted. Requests are numbered
+    from `first`. Each text follows a random prompt and token V, which the model never gives.
 
-    propose(rows, lengths): at most K drafts of each text.
+    propose(rows, lengths): at most K draft tokens for each text.
     """
     torch.manual_seed(first)
     table, keys = torch.nn.functional.pad(model(), (0, 1)), keys_of(range(first, first + part))
@@ -96,7 +96,7 @@ def p_value(counts, expected):
 
 
 def test_p_values_of_samples_of_the_law_are_uniform():
-    """Also with rows of few samples, in which an improbable token is expected in one run of ten."""
+    """The rows have few samples, so that an improbable token is expected in only one of ten runs."""
     law = np.full((50, 3), [0.6, 0.3999, 0.0001])
     runs = np.random.default_rng(0).multinomial(20, law, (2000, 50))
     values = np.array([chi_square_p_value(counts, 20 * law, least=5) for counts in runs])
@@ -121,7 +121,7 @@ def test_joint_law_of_texts(mode, kind, small_blocks):
 
 
 def proposer_of(mode, is_uniform=True):
-    """The real proposer, and what it proposes for PADDED texts, each from its own prompt: padding for the most part."""
+    """Return a SamProposer, and a function that proposes drafts for PADDED texts. Most draft tokens are padding."""
     sam = {"threshold": PADDED, "sources": ["request"], "rule": "newest", "verify": mode}
     proposer = SamProposer(K, sam, max_model_len=64)
     if is_uniform:
@@ -132,7 +132,7 @@ def proposer_of(mode, is_uniform=True):
 
 @pytest.mark.parametrize("mode", ["rejection", "seeded"])
 def test_padded_drafts_keep_the_joint_law(mode, small_blocks):
-    """20,000 texts of 2,000 requests at a time."""
+    """Generates 20,000 texts in batches of 2,000 requests."""
     texts, counted = [], collections.Counter()
     for first in range(0, 10 * PADDED, PADDED):
         proposer, propose = proposer_of(mode)
@@ -151,7 +151,7 @@ def test_seeded_texts_are_the_same_padded_ragged_and_without_drafts(small_blocks
 
 
 def test_seeded_sample_over_many_blocks():
-    """One distribution over 1,000 tokens of 8 blocks, some tokens of probability 0, by 100,000 rows."""
+    """100,000 samples follow one distribution over 1,000 tokens in 8 blocks. Some tokens have probability 0."""
     probs = (2.5 * torch.randn(1000, generator=torch.Generator().manual_seed(4))).softmax(0)
     probs[300:420] = 0
     probs /= probs.sum()
@@ -163,7 +163,7 @@ def test_seeded_sample_over_many_blocks():
 
 
 def test_seeded_sample_of_near_zero_probabilities():
-    """A token of probability 1e-4 next to a likely one of its block, and a block of them: 20 expected of 200,000."""
+    """A token of 1e-4 in a block with a likely token, and a block of 1e-4 in total, occur 20 times in 200,000."""
     probs = torch.zeros(3 * noise.BLOCK)
     probs[5], probs[2 * noise.BLOCK :] = 1e-4, 1e-4 / noise.BLOCK
     probs[6] = 1 - probs.sum()
@@ -175,7 +175,7 @@ def test_seeded_sample_of_near_zero_probabilities():
 
 
 def test_siblings_are_independent(small_blocks):
-    """Two requests of one prompt at the same positions: the pair of samples has the product law."""
+    """Pairs of samples of requests with one prompt, at the same position, follow the product distribution."""
     probs, positions = model()[5], torch.arange(500, dtype=torch.int32)
     keys, rows = keys_of(range(250)), probs.expand(500, -1)
     sampled = torch.stack([seeded_sample(rows, key.expand(500), positions) for key in keys])

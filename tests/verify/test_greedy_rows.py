@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A greedy request's tokens are the best by the logits, whoever shares its batch; and what is left of a refused row."""
+"""Tests of greedy requests, whose tokens have the largest logits in any batch, and of rows whose draft is refused."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ V, REQUESTS, K = 40, 300, 2
 
 
 def close_logits(rows):
-    """Logits [rows, V] whose two best tokens are an ulp apart, the better one last."""
+    """Return logits [rows, V] whose two largest values differ by one ulp; the last token has the largest."""
     generator = torch.Generator().manual_seed(3)
     logits = 0.1 * torch.rand(rows, V, generator=generator)
     high = 0.1 * (torch.rand(rows, generator=generator) + 1)
@@ -23,7 +23,7 @@ def close_logits(rows):
 
 @pytest.mark.parametrize("mode", ["rejection", "seeded"])
 def test_greedy_rows_with_a_sampled_one(mode):
-    """Token for token what they are in a batch of greedy requests alone."""
+    """Greedy requests get the same tokens in a mixed batch as in a batch of only greedy requests."""
     counts, rows = [K] * REQUESTS, REQUESTS * (K + 1)
     logits = close_logits(rows)
     best = logits.argmax(1)
@@ -52,7 +52,7 @@ def test_greedy_rows_with_a_sampled_one(mode):
 
 
 def test_a_refused_row_with_nothing_left():
-    """Probabilities are rounded: the only token may come to less than 1, and be refused."""
+    """Due to rounding, the only possible token may have a probability below 1. If it is refused, it is sampled."""
     only, requests = 5, 2000
     probs = torch.zeros(2 * requests, V)
     probs[:, only] = 1 - 2.0**-24

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing waits for the device, and the number of operations does not grow with the batch."""
+"""Verification does not wait for the device, and its number of operations does not grow with the batch."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ V = 300
 
 
 class Count(TorchDispatchMode):
-    """Counts operations."""
+    """Counts the operations that torch dispatches."""
 
     count = 0
 
@@ -24,7 +24,7 @@ class Count(TorchDispatchMode):
 
 
 def steps(counts, device, greedy="none"):
-    """All functions of a step, ready to call, by name. greedy: none of the requests, some or all."""
+    """Return the functions of a step by name. greedy: whether none, some or all requests are greedy."""
     batch, rows = len(counts), sum(counts) + len(counts)
     drafts = torch.randint(0, V, (sum(counts),), dtype=torch.int32, device=device)
     logits = torch.randn(rows, V, device=device)
@@ -43,7 +43,7 @@ def steps(counts, device, greedy="none"):
 
     return {
         "rejection": lambda: step({}),
-        "rejection, own generators": lambda: step({1: None, 3: None}),  # torch's for the device
+        "rejection, own generators": lambda: step({1: None, 3: None}),  # torch's generator for the device
         "seeded": lambda: step(noise.Noise(range(batch), range(batch), counts, device)),
         "per_row": lambda: verify.per_row(metadata.temperature, counts),
     }
@@ -52,8 +52,8 @@ def steps(counts, device, greedy="none"):
 @pytest.mark.parametrize("counts", [[3, 1, 2, 3], [3] * 4, [0, 3, 1, 2]], ids=str)
 @pytest.mark.parametrize("greedy", ["none", "some", "all"])
 def test_nothing_waits_for_the_device(counts, greedy, monkeypatch):
-    """A meta tensor has no values: whoever reads one, or needs one to know a shape, fails."""
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)  # which takes an accelerator
+    """Meta tensors have no values, so an operation fails if it reads a value or needs one to compute a shape."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)  # pinning needs an accelerator
     for name, step in steps(counts, "meta", greedy).items():
         assert step().device.type == "meta", name
 
@@ -62,7 +62,7 @@ def test_the_number_of_operations_is_constant():
     found = {}
     for batch in (4, 8, 64):
         for name, step in steps([3] * batch, "cpu").items():
-            step()  # fills what is kept for all steps
+            step()  # fills the caches
             with Count() as counted:
                 step()
             found.setdefault(name, set()).add(counted.count)

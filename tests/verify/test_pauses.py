@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pauses of drafting, from what steps take."""
+"""Tests of pauses of drafting, which are chosen by the measured times of steps."""
 
 import functools
 import gzip
@@ -19,7 +19,7 @@ from sam_core.engines.vllm.texts import Sampled
 
 
 def test_a_step_without_tokens_is_no_step():
-    """Only requests ended; a trial of the engine that follows is none either."""
+    """The step only ends requests. A trial run of the engine follows, which does not count as a step either."""
     device = Device(row_ms=0.1, acceptance=0.5)
     device.pauses.begin(0, joined=0, launches=False)
     device.pauses.launched(None)
@@ -27,9 +27,9 @@ def test_a_step_without_tokens_is_no_step():
 
 
 class Device:
-    """Runs a Pauses by a clock of its own: a step is over when the next but one begins.
+    """A device that runs a Pauses with a simulated clock. A step is over when the second step after it begins.
 
-    planned: drafts were planned for the step. verifies: some were made, too.
+    planned: drafts were planned for the step. verifies: drafts were also made.
     """
 
     def __init__(self, row_ms=0.1, acceptance=0.5, drafting_ms=0.5, requests=8, budget=16):
@@ -38,7 +38,7 @@ class Device:
         self.random, self.ms, self.begun = random.Random(0), 0.0, 0
         self.pauses = Pauses(self.event)
         self.paused = [False] * (LAG + 1)
-        self.times = []  # of steps: whether it paused, milliseconds, tokens
+        self.times = []  # of each step: whether it paused, milliseconds, tokens
 
     def event(self):
         device = self
@@ -56,7 +56,7 @@ class Device:
         return Event()
 
     def begin(self, requests, joined):
-        """Whether the step that begins pauses."""
+        """Begin a step, and return whether drafting pauses in it."""
         self.begun += 1
         self.pauses.begin(requests, joined)
         self.paused.append(self.pauses.pause)
@@ -65,7 +65,7 @@ class Device:
         return self.pauses.pause
 
     def end(self, requests, verified, tokens, took):
-        """The step has verified so many drafts, and its requests have gained the tokens, in `took` ms."""
+        """End a step that took `took` ms, verified `verified` draft tokens and yielded `tokens` tokens."""
         batch = types.SimpleNamespace(
             num_tokens=requests + verified,
             num_reqs=requests,
@@ -86,7 +86,7 @@ class Device:
         self.times.append((paused, took, self.requests + accepted))
 
     def run(self, steps, joined=0):
-        """joined: the requests of each step that are new. Returns the times of the steps."""
+        """Run steps, and return their times. joined: the number of new requests in each step."""
         for _ in range(steps):
             self.step(joined)
         return self.times[-steps:]
@@ -106,7 +106,7 @@ def test_drafting_pauses_where_it_does_not_pay():
 
 @pytest.mark.parametrize(("pass_ms", "pays"), [(0.2, True), (2.0, False)])
 def test_passes_run_where_they_pay(pass_ms, pays):
-    """All three passes of a model drafter bring a tenth more tokens than one. A step of 16 ms has 4 % noise."""
+    """Three passes of a model drafter are expected to yield a tenth more tokens than one. Step times have 4 % noise."""
     device, passes, noise = Device(acceptance=0.8, drafting_ms=3.6), Passes(3), random.Random(1)
     device.pauses.passes, ran = passes, []
     for _ in range(4000):
@@ -139,7 +139,7 @@ def test_drafting_goes_on_where_it_pays():
 
 
 def test_steps_of_which_the_time_says_nothing_do_not_count():
-    """New requests: the device may have waited for them."""
+    """Every step has a new request, for which the device may have waited."""
     device = Device(row_ms=0.1, acceptance=0.5)
     least = PLAIN_INTERVALS[0]
     device.run(least + 2 * PLAIN_STEPS, joined=1)
@@ -159,7 +159,7 @@ def test_another_batch_does_not_wait_for_a_pause():
 
 
 def test_a_batch_goes_on_until_its_first_drafts_are_verified():
-    """Its first steps yield a token, and take long, since the host begins to draft."""
+    """The first steps of a batch yield one token per request, and are slow, as the host begins to draft."""
     device = Device(row_ms=0.1, acceptance=0.8)
     device.run(PLAIN_INTERVALS[0] + 3 * PLAIN_STEPS)
     device.acceptance, device.drafting_ms = 0, 20
@@ -171,7 +171,7 @@ def test_a_batch_goes_on_until_its_first_drafts_are_verified():
 
 @functools.cache
 def recorded():
-    """Steps that read no prompt of each arm and batch, on an H200, when `auto` took more of its host."""
+    """Return the steps of each arm and batch that read no prompt, recorded on an H200 with an older, slower `auto`."""
     with gzip.open(Path(__file__).with_name("steps-of-a-slow-host.jsonl.gz"), "rt") as lines:
         runs = [*map(json.loads, lines)]
     return {(run["arm"], run["batch"]): [step for step in run["steps"] if not step["prefill"]] for run in runs}
@@ -185,13 +185,13 @@ def by_requests(steps):
 
 
 class RecordedDevice(Device):
-    """Its steps take and yield what those of the engine did with about as many requests."""
+    """A device whose steps take the time, and yield the tokens, of recorded steps with a similar number of requests."""
 
     def like(self, steps, requests):
         return self.random.choice(steps[min(steps, key=lambda running: abs(math.log(running / requests)))])
 
     def rollout(self, batch):
-        """A batch of recorded answers; how many times as fast it is as without drafts."""
+        """Run a batch of recorded answers, and return the speed-up over the recorded steps without drafts."""
         every = recorded()["plain", batch]
         plain = by_requests(every + (recorded()["plain", 0] if every[-1]["running"] > 50 else []))
         drafting = by_requests(step for step in recorded()["auto", batch] if step["rows"] > step["running"])
@@ -208,14 +208,14 @@ class RecordedDevice(Device):
                 verified, took = with_drafts["rows"] - with_drafts["running"], with_drafts["s"]
                 gained = with_drafts["emitted"] / max(1, with_drafts["gaining"])
             elif self.planned:
-                took += 0.25 * with_drafts["s"]  # the host plans, and drafts anew
+                took += 0.25 * with_drafts["s"]  # the cost of planning on the host, and of new drafts
             self.end(requests, verified, round(gained * requests), 1000 * took)
             left = [tokens - gained for tokens in left if tokens > gained]
         return 1000 * sum(step["s"] for step in every) / (self.ms - start)
 
 
 def test_batches_as_a_gpu_took_them():
-    """Long reasoning, which loses while drafting goes on, does not lose, and RL answers keep their gain."""
+    """Constant drafting makes long reasoning slower. Pauses prevent this, and RL answers keep their speed-up."""
     gains = {}
     for always in (False, True):
         device = RecordedDevice(row_ms=0, acceptance=0)
@@ -234,7 +234,7 @@ class AlwaysDrafts(Pauses):
 
 
 def test_a_size_that_was_slow_by_chance_does_not_make_all_larger_ones_slow():
-    """vLLM takes the running maximum of the curve."""
+    """vLLM uses the running maximum of the cost curve, so one slow size would raise all larger sizes."""
     device = Device(row_ms=0.01, acceptance=0.5)
     for i in range(400):
         device.budget = 8 * (i % 8) or 1
@@ -257,7 +257,7 @@ def test_the_curve_is_what_steps_with_drafts_take():
 
 
 def test_sizes_that_no_step_had_cost_what_the_trials_took_more():
-    """A trial samples nothing, so that it is shorter than a step."""
+    """A trial run samples nothing and is faster than a step, so only differences between trials are used."""
     device = Device(row_ms=0.1, acceptance=0.9)
     device.pauses.trials = [1, 24, 64, 512], [0.005, 0.006, 0.008, 0.03]
     device.run(100)
@@ -266,7 +266,7 @@ def test_sizes_that_no_step_had_cost_what_the_trials_took_more():
 
 
 def test_steps_that_verify_nothing_say_nothing_of_drafts():
-    """Their requests' contexts grow meanwhile, and make them slower."""
+    """The steps get slower because the contexts of their requests grow, not because of drafts."""
     device = Device(row_ms=0.1, acceptance=0.0, drafting_ms=0.0, requests=100, budget=0)
     for i in range(1000):
         device.context = 1000 + i

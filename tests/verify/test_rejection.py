@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mode rejection gives, bit by bit, what the loops give for the same draws."""
+"""Mode rejection gives bit-identical results to the loops in loops.py for the same draws."""
 
 import hypothesis.strategies as st
 import loops
@@ -42,7 +42,7 @@ def test_step_for_given_draws(batch):
 @many
 @given(batches(), st.sampled_from(["none", "some", "all"]), st.integers(0, 2**31))
 def test_step_that_draws(batch, owned, seed):
-    """Requests with a generator get what they got, and leave it where it was."""
+    """Requests with a generator get the same draws as in the loop, and leave the generator in the same state."""
 
     def own():
         chosen = [i for i in range(len(batch.counts)) if owned == "all" or (owned == "some" and (seed >> i) % 2)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a runner hands over: keys and positions of requests."""
+"""Tests of the keys and positions of requests that a runner passes to the sampler."""
 
 import random
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def test_noise_of_a_step():
 
 
 def test_keys_are_made_once_a_request_and_belong_to_its_seed(monkeypatch):
-    """Whatever the engine does to the batch: rows move, requests come and go, an id gets another seed."""
+    """The order of the rows changes, requests gain tokens, and a request id gets another seed."""
     made = []
     monkeypatch.setattr(sampling, "request_key", lambda seed: made.append(seed) or request_key(seed))
     requests = {str(i): request(100 + i, i) for i in range(50)}
@@ -55,7 +55,7 @@ def test_keys_are_made_once_a_request_and_belong_to_its_seed(monkeypatch):
     requests["7"] = request(7, 3)
     row = req_ids.index("7")
     assert make(req_ids, requests, None).keys[row] == request_key(7)
-    requests["7"].sampling_params.seed = 2**64  # refused, and refused again
+    requests["7"].sampling_params.seed = 2**64  # refused each time
     for _ in range(2):
         with pytest.raises(ValueError, match="more than 64 bits"):
             make(req_ids, requests, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mode seeded: noise by (key, position, token) alone, and the same text whatever is drafted."""
+"""Tests of mode seeded. The noise depends only on (key, position, token), so drafts do not change the text."""
 
 import math
 
@@ -22,7 +22,7 @@ def mix(z):
 
 
 def stream(key, position, length):
-    """The words of a row, in plain integers."""
+    """Return the random words of a row, computed with Python integers."""
     state = mix(key + position * noise.STRIDE & MASK)
     return [mix(state + i * GAMMA & MASK) >> 32 & 2**31 - 1 for i in range(1, length + 1)]
 
@@ -57,7 +57,7 @@ def test_a_seed_that_is_too_long(seed):
 
 
 def test_exponentials():
-    """Finite, below 0, fine where they are small; the largest word is the largest draw."""
+    """Draws are finite, and small draws are accurate. The largest word gives the largest draw."""
     words = torch.tensor([0, 1, 1000, 2**24, 2**30, 2**31 - 64, 2**31 - 1], dtype=torch.int32)
     drawn = -noise._negated_exponentials(words)
     assert drawn.dtype == torch.float32
@@ -67,14 +67,14 @@ def test_exponentials():
 
 
 def independent(a, b, bits=4):
-    """p-value of: the top bits, and the bottom ones, of two series of words form all pairs equally often."""
+    """Return a p-value: the top bits of two series of words, and the bottom bits, form all pairs equally often."""
     pairs = [((a >> shift) % (1 << bits) << bits) + (b >> shift) % (1 << bits) for shift in (31 - bits, 0)]
     counts = [torch.bincount(each.flatten(), minlength=1 << 2 * bits).numpy() for each in pairs]
     return min(stats.chisquare(each).pvalue for each in counts)
 
 
 def test_words_are_uniform_and_independent():
-    """Of neighbouring seeds, positions and tokens, also at once, and of tokens that lie a block apart."""
+    """Compares words of neighbouring seeds, positions and tokens, and of tokens that are a block apart."""
     seeds, positions, length = 24, 44, 1024
     keys = keys_of(range(-4, seeds - 4)).repeat_interleave(positions)
     words = words_of(keys, torch.arange(positions).repeat(seeds), length).view(seeds, positions, length)
@@ -99,7 +99,7 @@ def test_words_are_uniform_and_independent():
 
 @pytest.mark.parametrize("stride", [1, GAMMA, noise.STRIDE, 1 << 32])
 def test_seeds_in_any_progression(stride):
-    """A run may number its requests in any way."""
+    """A run may choose the seeds of its requests with any stride."""
     seeds = [(i * stride) & MASK for i in range(1024)]
     words = words_of(keys_of(seeds), torch.full((1024,), 5), 256)
     again = words_of(keys_of(seeds), torch.full((1024,), 6), 256)
@@ -110,7 +110,7 @@ def test_seeds_in_any_progression(stride):
 
 @pytest.mark.parametrize("vocabulary", [7, 1024])
 def test_a_sample_depends_on_its_own_row_alone(vocabulary):
-    """In any batch, in any order, and the same as in a batch of one."""
+    """A permuted batch and batches of one row give the same samples."""
     torch.manual_seed(0)
     probs = (2 * torch.randn(64, vocabulary)).softmax(1)
     keys, positions = keys_of(range(64)), torch.randint(0, 4096, (64,), dtype=torch.int32)
@@ -126,7 +126,7 @@ def test_a_sample_depends_on_its_own_row_alone(vocabulary):
 @settings(max_examples=60)
 @given(batches())
 def test_verify_against_a_loop(batch):
-    """Each row sampled by its own key and position; the first sample that is not the draft ends the request."""
+    """The loop samples each row by its key and position, and stops at the first sample that differs from the draft."""
     keys, positions = keys_of(range(len(batch.counts))), 10 * torch.arange(len(batch.counts), dtype=torch.int32)
     wanted, row, draft = [], 0, 0
     for request, count in enumerate(batch.counts):

@@ -37,11 +37,11 @@ PATHS = [str(path) for path in FOLDERS]
 TINY = TESTS.parent / "llm_rl" / "qwen3" / "tiny"
 INSTALLED = Path(importlib.util.find_spec("verl").origin).parent
 RAN = []
-"""Of each agent loop that ran: sampling parameters, and the row of the batch."""
+"""Sampling parameters and batch row of each agent loop that ran."""
 
 
 class AgentLoop:
-    """A loop without an engine, whose answer is one token."""
+    """An agent loop without an engine that answers with one token."""
 
     def __init__(self, **kwargs): ...
 
@@ -54,7 +54,7 @@ class AgentLoop:
 
 
 class Worker:
-    """verl's worker of agent loops, from the prompts it is sent to the requests that it makes."""
+    """verl's worker of agent loops without an engine: it receives prompts and makes requests."""
 
     def __init__(self, kind, config):
         from verl.experimental.agent_loop import agent_loop
@@ -105,7 +105,7 @@ class WorkerV0(Worker):
 
 
 def overrides(node, name=""):
-    """verl's command line of a tree of settings; `++` because some of its keys are open."""
+    """Yield a tree of settings as overrides for verl's command line; `++` also adds keys that verl does not define."""
     for key, value in node.items():
         path = f"{name}.{key}".lstrip(".")
         if isinstance(value, dict) and value:
@@ -115,7 +115,7 @@ def overrides(node, name=""):
 
 
 def tiny(engine_kwargs):
-    """Settings of tiny.yaml for an engine with these arguments."""
+    """Return the settings of tiny.yaml for an engine with these arguments."""
     settings = OmegaConf.to_container(OmegaConf.load(TESTS / "verl_plugin" / "tiny.yaml"))
     settings["actor_rollout_ref"]["model"]["path"] = str(TINY)
     settings["actor_rollout_ref"]["rollout"]["engine_kwargs"] = {"vllm": engine_kwargs}
@@ -124,7 +124,7 @@ def tiny(engine_kwargs):
 
 
 def configuration(engine_kwargs, **rollout):
-    """verl's configuration of a run, as far as agent loops read it."""
+    """Return the part of verl's configuration of a run that agent loops read."""
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
     rollout["val_kwargs"] = {"n": 1} | sampling | rollout.pop("val_kwargs", {})
     settings = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plugin relies on in verl is looked up in verl's sources. Nothing of verl is imported."""
+"""The plugin's hooks are looked up in verl's sources; no module of verl is imported."""
 
 import subprocess
 import sys

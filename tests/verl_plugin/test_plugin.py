@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin on verl's own classes, without Ray: what it rebinds, and what that does."""
+"""The plugin on verl's own classes, without Ray: the functions that it rebinds, and their effects."""
 
 import asyncio
 import importlib
@@ -57,8 +57,8 @@ def test_every_rebound_function_is_in_hooks_txt():
 
 
 def ask(manager, prompts, step, answers=3, pad=0, **more):
-    """The requests made for a batch: (sampling parameters, row) of each. The trainers of verl.experimental give the
-    manager a row for each answer.
+    """Return (sampling parameters, row) of each request for a batch. The trainers of verl.experimental give the manager
+    a row for each answer.
     """
     from verl.protocol import DataProto
     from verl.utils import tensordict_utils as tu
@@ -82,8 +82,8 @@ def ask(manager, prompts, step, answers=3, pad=0, **more):
 
 
 BATCHES = ((1, range(4), 3), (1, (4, 5), 3), (1, (-1, -2), 1), (1, (6, 7), 3), (2, range(4), 3))
-"""Step, numbers of the prompts, answers to each: a step, what refills it, a validation, which does not count, further
-prompts, the next step."""
+"""Step, prompts' numbers, answers per prompt: a step, its refill, a validation, which does not advance the numbers,
+further prompts, and the next step."""
 
 
 def seeds(step, prompts, answers):
@@ -96,7 +96,7 @@ def given(requests):
 
 @pytest.mark.parametrize("v1", [True, False])
 def test_each_request_has_its_seed(make_manager, v1):
-    """That of a patched verl: tests/recipes/test_repeatable.py."""
+    """tests/rollout/test_agent_loop.py tests the seeds of a patched verl."""
     as_text = {"speculative_config": json.dumps(SEEDED["speculative_config"])}
     for engine_kwargs in (SEEDED, COMPARED, as_text):
         manager = make_manager(engine_kwargs, v1)
@@ -141,7 +141,7 @@ def test_verls_configuration_takes_a_seed_of_validation():
 
 @pytest.mark.parametrize("v1", [True, False])
 def test_each_request_names_its_group(make_manager, v1):
-    """The siblings of a prompt in every step and epoch, apart from validation; without sam no request has a name."""
+    """A prompt's siblings share a name in all steps; validation has other names, and without SAM there are none."""
 
     def names(manager, **more):
         asked = ask(manager, range(4), **more)
@@ -175,7 +175,7 @@ def test_answers_are_logged_where_they_have_a_place(make_manager, v1, tmp_path, 
 
 
 class Replica:
-    """An engine that has made `steps` steps since it was asked."""
+    """An engine that has made `steps` steps since its counters were last read."""
 
     def __init__(self, rank, steps=0):
         self.replica_rank, self.steps, self.asked = rank, steps, []
@@ -204,7 +204,7 @@ def replicas(monkeypatch):
 
 
 def trainer_v1(replicas, engine_kwargs, validation=lambda: ()):
-    """verl's trainer of V1, as far as it validates and ends steps."""
+    """Return the part of verl's V1 trainer that validates and ends steps."""
     from verl.trainer.ppo.v1 import trainer_base
 
     class Trainer(trainer_base.PPOTrainer):
@@ -239,7 +239,7 @@ def test_step_log_has_what_the_engines_did(replicas):
 
 
 def test_validation_is_not_counted(replicas):
-    """What ran before it counts, and what runs after it; a replica's seconds add up, its index is that of the end."""
+    """Engine steps before and after a validation count; seconds are added up, the index's size is the last one."""
 
     def validation():
         replicas[0].steps = 100
@@ -265,7 +265,7 @@ def test_an_asynchronous_trainer_counts_what_it_generates_while_it_validates(rep
 
 
 def test_validations_with_one_seed_are_compared(replicas, monkeypatch):
-    """Texts of answers to a prompt have no order."""
+    """The order of the answers to a prompt does not matter."""
     trainer = trainer_v1(replicas, SEEDED)
     answers = [[("p", "a"), ("p", "b"), ("q", "a"), ("p", "a")], [("p", "b"), ("p", "a"), ("q", "b"), ("p", "a")]]
     logged = []
@@ -309,7 +309,7 @@ def test_one_step_off_counts_what_a_batch_took(replicas):
 
 
 def test_fully_async_counts_what_ran_between_updates(replicas):
-    """With the replicas on the trainer's devices."""
+    """The replicas on the trainer's devices count too."""
     from verl.experimental.fully_async_policy import fully_async_rollouter as module
 
     class Rollouter(module.FullyAsyncRollouter.__ray_metadata__.modified_class):
@@ -335,7 +335,7 @@ def test_fully_async_counts_what_ran_between_updates(replicas):
 
 
 def test_fully_async_numbers_prompts_on(make_manager):
-    """Its samples go to the workers in turn; each of them holds the answers to a prompt."""
+    """A sample holds the rows of one prompt. Samples go to the workers in turn and are numbered consecutively."""
     from verl.experimental.fully_async_policy.fully_async_rollouter import FullyAsyncAgentLoopManager
     from verl.protocol import DataProto
 
@@ -439,7 +439,7 @@ def test_mtp_and_sam_draft_together(server):
 
 
 class ClientOf032:
-    """vLLM's AsyncLLM from 0.32 on, as far as it is paused."""
+    """The pausing method of vLLM's AsyncLLM from 0.32 on."""
 
     async def pause_generation(self, *, mode="abort", clear_cache=True):
         await self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
@@ -490,7 +490,7 @@ def test_an_engine_counts_its_steps_where_it_is_watched(monkeypatch):
 
 @pytest.fixture
 def unfit(tmp_path):
-    """A module of a verl in which a hook is missing, as Python imports it, and its rebinding."""
+    """An imported module of a verl that lacks a hook, and the Rebinding of this verl."""
     (tmp_path / hooks.METRICS).parent.mkdir(parents=True)
     text = (INSTALLED / hooks.METRICS).read_text().replace("def calculate_debug_metrics", "def calculate_metrics")
     (tmp_path / hooks.METRICS).write_text(text)

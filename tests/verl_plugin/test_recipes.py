@@ -15,7 +15,7 @@ SPECULATION = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.
 
 
 def dry_run(vllm, *overrides):
-    """vllm: folder of another release's Python files, or None."""
+    """Dry-run the recipe. vllm: folder of another release's Python files, or None."""
     recipe = "llm_rl/qwen3/dapo_qwen3_5_27b_8gpu.yaml"
     path = os.pathsep.join(map(str, filter(None, [vllm, os.environ.get("PYTHONPATH")])))
     command = [sys.executable, "-m", "llm_rl.launch", recipe, *overrides, "--dry-run"]

@@ -15,7 +15,7 @@ PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8]
 
 
 class Server:
-    """A vLLMHttpServer of replica 3; its methods are called from outside its loop."""
+    """A vLLMHttpServer of replica 3, whose event loop runs in a thread."""
 
     def __init__(self, engine_kwargs):
         import forked  # noqa: F401
@@ -44,7 +44,7 @@ class Server:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     async def update(self):
-        """Send the model's weights as a trainer in other processes does."""
+        """Send the model's weights to the server as a trainer in another process does."""
         from safetensors.torch import load_file
         from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
@@ -59,7 +59,7 @@ class Server:
         await self.server.clear_kv_cache()
 
     async def generate(self, tokens=24, group="g"):
-        """Three answers to each of two prompts: token ids and why each ended."""
+        """Return token ids and stop reason of three answers to each of two prompts."""
 
         async def ask(prompt, seed):
             params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True, "seed": seed}
@@ -81,10 +81,10 @@ def history(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def servers(history):
-    """With method sam, and without it to be compared."""
+    """Two servers: one with method sam, and one without it for comparison."""
     sam = {"verify": "seeded", "history": str(history)}
     kinds = ({"speculative_config": {"method": "sam", "sam": sam}}, {"additional_config": {"sam_verify": "seeded"}})
-    with mock.patch.dict(os.environ):  # in which verl names the server's devices
+    with mock.patch.dict(os.environ):  # verl sets the server's devices in it
         servers = [Server(kind) for kind in kinds]
         for server in servers:
             server.call(server.update())
@@ -95,7 +95,7 @@ def servers(history):
 
 def test_answers_are_those_without_sam_and_drafts_are_accepted(servers, history):
     sam, plain = ([server.call(server.generate()) for _ in range(2)] for server in servers)
-    assert sam == plain and sam[0] == sam[1], "and with the drafts of a first round"
+    assert sam == plain and sam[0] == sam[1], "drafts from the first round change nothing"
     counts, without = (server.call(server.server.spec_stats()) for server in servers)
     assert counts["accepted"] > 0 and counts["sam_accepted_history"] + counts["sam_accepted_group"] > 0
     assert counts["decode_steps"] < without["decode_steps"] and without["drafts"] == 0
@@ -104,7 +104,7 @@ def test_answers_are_those_without_sam_and_drafts_are_accepted(servers, history)
 
 
 def test_interrupted_requests_go_on(servers):
-    """A trainer that sends new weights interrupts what runs; verl then asks for the rest."""
+    """A trainer aborts the running requests to send new weights; the server then answers new requests."""
 
     async def interrupt(server):
         running = asyncio.ensure_future(server.generate(tokens=100, group="interrupted"))

@@ -58,7 +58,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["sync", "colocate_async"])
 def sam(request, tmp_path_factory):
-    """In the second mode answers are interrupted by new weights, and go on with them."""
+    """A run with SAM. In colocate_async, new weights interrupt answers, which go on with these weights."""
     return train(tmp_path_factory.mktemp(request.param), request.param, SAM)
 
 
@@ -67,7 +67,7 @@ def total(run, name):
 
 
 def check_counts(run):
-    """Rows of validations are not written, and not counted."""
+    """Check that validations are neither in the engines' logs nor in the counters."""
     assert total(run, "tokens") == sum(row[3] for row in run.rows) > 1000
     if run.mode == "sync":
         assert total(run, "tokens") == sum(len(answer.tokens) for answer in run.answers.values())
@@ -85,7 +85,7 @@ def test_drafts_are_accepted_in_each_step(sam):
 
 @pytest.mark.slow
 def test_answers_are_those_without_sam(sam, plain):
-    """Interrupted ones too. In which step a prompt comes behind the first ones is a matter of time in other modes."""
+    """Interrupted answers are equal too. In colocate_async, timing decides to which step later prompts belong."""
     assert total(plain, "drafts") == 0
     check_counts(plain)
     assert {place[:2] for place in plain.answers} == {(step, prompt) for step in (1, 2) for prompt in range(4)}

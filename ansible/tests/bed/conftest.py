@@ -38,7 +38,7 @@ SETTINGS = {
     "container_image_modules": ["verl"],
     "host_base_packages": {"apt": prepare.CACHED.split()},
     "host_base_time_servers": [CONTROLLER],
-    # In a container kernel.* and vm.* are those of the machine: the bed must not set them, and may not.
+    # In a container, kernel.* and vm.* are the machine's own settings: the bed must not set them, and cannot.
     "host_base_sysctl": {"net.core.somaxconn": "65535", "net.ipv4.tcp_max_syn_backlog": "65535"},
     "npu_preflight_install_gb": 2,
     "npu_preflight_work_gb": 1,
@@ -68,7 +68,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def bed() -> Iterator[Bed]:
-    """Three bare hosts; its folder is in memory and gone with the run."""
+    """A bed of three bare hosts. Its folder is in memory and disappears with the run."""
     sweep(prepare.CACHE)
     RUN.mkdir(exist_ok=True)
     shutil.rmtree(LOGS, ignore_errors=True)
@@ -82,7 +82,7 @@ def bed() -> Iterator[Bed]:
 
 @pytest.fixture(scope="session")
 def wheel_server(bed: Bed) -> Iterator[str]:
-    """Address of the folder of wheels: what a site without a way out has inside."""
+    """The address of a server with the wheels, like the package index of a site without internet."""
     handler = partial(Quiet, directory=str(prepare.wheels()))
     with ThreadingHTTPServer((CONTROLLER, WHEEL_PORT), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -92,7 +92,7 @@ def wheel_server(bed: Bed) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def site(bed: Bed, wheel_server: str) -> Site:
-    """The repository's copy and the bed's inventory."""
+    """A copy of the repository with the bed's inventory."""
     site = Site(RUN / "site", bed, SETTINGS)
     site.checkout()
     site.settings["container_image_index"] = wheel_server
@@ -101,6 +101,6 @@ def site(bed: Bed, wheel_server: str) -> Site:
 
 @pytest.fixture(autouse=True)
 def healthy(bed: Bed) -> Iterator[None]:
-    """Whatever a test broke in the simulated devices is whole again after it."""
+    """Reset the simulated devices and clocks after each test."""
     yield
     bed.reset()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts of the test bed: systemd-nspawn containers over one Debian, on a bridge without a route out.
 
-All of it lives in the mount, network and process namespaces that ci/test-bed makes: the kernel removes mounts,
-interfaces and processes with the last process of the run, however that ends. Only control groups stay behind; `sweep`
-removes them.
+The hosts live in the mount, network and process namespaces that ci/test-bed makes: the kernel removes mounts,
+interfaces and processes with the last process of the run, however it ends. Only control groups remain; `sweep` removes
+them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ NETWORK = "10.231.0"
 CONTROLLER = f"{NETWORK}.1"
 DEVICES = [*(f"davinci{die}" for die in range(16)), "davinci_manager", "devmm_svm", "hisi_hdc"]
 REBOOT = 133  # exit status of systemd-nspawn --keep-unit when the host wants to start again
-# Where a running system or a login leaves files of its own; ours are never there.
+# Paths at which a running system or a login writes files; the playbooks write none there.
 NOISE = ("etc/machine-id", "etc/resolv.conf", "etc/.updated", "root/.ansible", "root/.bash_history", "run", "tmp")
 NOISE += ("usr/lib/python3", "var/.updated", "var/lib/apt", "var/cache", "var/lib/dbus", "var/lib/systemd", "var/log")
 NOISE += ("var/tmp",)
 
 
 def call(*words: str | Path, text: str | None = None) -> str:
-    """Output of a command; raises CalledProcessError."""
+    """Return the output of a command; raises CalledProcessError."""
     command = [str(word) for word in words]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
 def groups(folder: Path) -> list[Path]:
-    """This checkout's control group in each hierarchy that systemd uses (version 1's own and version 2)."""
+    """This checkout's control group in each hierarchy that systemd uses (its own one of version 1, and version 2)."""
     mounts = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, rest = line.partition(" - ")
@@ -62,8 +62,8 @@ def sweep(folder: Path) -> None:
 
 
 class Host:
-    """One container. `root` is its file system as it sees it, `upper` what it has beyond the base; srv/sam-rl is one
-    folder for all, as shared storage is; of its files root becomes nobody, as by root_squash."""
+    """One container. `root` is its file system; `upper` has only the files that differ from the base. All hosts share
+    the folder srv/sam-rl, where files that root creates belong to nobody, as with root_squash."""
 
     def __init__(self, folder: Path, base: Path, number: int, key: Path) -> None:
         self.name = f"bed{number + 1}"
@@ -78,7 +78,7 @@ class Host:
         self.process: subprocess.Popen | None = None
 
     def create(self) -> None:
-        """A bare host: the base, the login key, an address, the simulated NPUs and time source."""
+        """Creates a bare host from the base, the login key, an address, and simulated NPUs and time source."""
         disk = self.folder / "disk"
         for folder in (disk, self.root):
             folder.mkdir(parents=True)
@@ -90,7 +90,7 @@ class Host:
         address = f"Address={self.address}/24\nLinkLocalAddressing=no\n"
         network = f"[Match]\nName={self.interface}\n[Network]\n{address}"
         names = "".join(f"{NETWORK}.{11 + number} bed{number + 1}\n" for number in range(3))
-        # As Debian's chrony, whose alias `systemctl enable` refuses.
+        # Like the unit of Debian's chrony, whose alias `systemctl enable` refuses.
         unit = "[Service]\nExecStart=/usr/bin/sleep infinity\n"
         unit += "[Install]\nWantedBy=multi-user.target\nAlias=chronyd.service\n"
         dies = npu.healthy(self.number)["dies"]
@@ -150,7 +150,7 @@ class Host:
             self.process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
 
     def wait(self) -> None:
-        """Until the system is up; raises AssertionError with the console's end when it does not come."""
+        """Waits until the system is up; if it does not start, raises AssertionError with the end of the console."""
         while self.process.poll() is None:
             state = self.run("systemctl", "is-system-running", check=False).strip()
             if state in ("running", "degraded"):
@@ -160,7 +160,7 @@ class Host:
         raise AssertionError(f"{self.name} did not start:\n{(self.folder / 'console').read_text()[-2000:]}")
 
     def stop(self) -> None:
-        """Pulls the plug."""
+        """Kills the host, as if its power failed."""
         if self.process and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -182,13 +182,13 @@ class Host:
         for group in groups(self.folder.parent.parent):
             try:
                 text = (group / self.name / "payload/init.scope/cgroup.procs").read_text()
-            except OSError:  # the host has not come so far, or is gone
+            except OSError:  # systemd has not started yet, or has ended
                 continue
             found += [int(pid) for pid in text.split()]
         return min(found, default=None)
 
     def run(self, *words: str, check: bool = True) -> str:
-        """Output of a command in the host, not by ssh; with check=False also of one that fails or cannot start."""
+        """Return the output of a command in the host, without ssh; with check=False a failure raises no error."""
         leader = self.leader()
         if leader is None:
             return ""
@@ -202,7 +202,7 @@ class Host:
             time.sleep(0.1)
 
     def write(self, path: str, text: str) -> None:
-        """A file at once, with its folders; `path` is relative to the host's root."""
+        """Writes a file atomically and creates its folders; `path` is relative to the host's root."""
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         new = file.with_name(f".{file.name}.new")
@@ -210,11 +210,11 @@ class Host:
         new.rename(file)
 
     def npu(self) -> dict:
-        """The state of its NPUs, as npu.py describes it."""
+        """Return the state of the host's NPUs, as npu.py describes it."""
         return json.loads((self.root / "etc/sam-bed/npu.json").read_text())
 
     def set_npu(self, state: dict) -> None:
-        """Makes npu-smi and hccn_tool say what `state` says."""
+        """Makes npu-smi and hccn_tool report `state`."""
         self.write("etc/sam-bed/npu.json", json.dumps(state))
         folder = self.root / "etc/sam-bed/say"
         shutil.rmtree(folder, ignore_errors=True)
@@ -223,12 +223,12 @@ class Host:
             (folder / call).write_text(f"{text}\n")
 
     def reset(self) -> None:
-        """The simulated devices and the clock as on a healthy host."""
+        """Sets the simulated devices and the clock to the state of a healthy host."""
         self.set_npu(npu.healthy(self.number))
         self.write("etc/sam-bed/clock", "0.000012\n")
 
     def files(self) -> dict[str, tuple]:
-        """What the host wrote beyond the base: {path: (mode, size, mtime in ns)}; folders and NOISE are left out."""
+        """Files that differ from the base, {path: (mode, size, mtime in ns)}, without folders and NOISE."""
         found = {}
         for path in self.upper.rglob("*"):
             name = str(path.relative_to(self.upper))
@@ -239,7 +239,7 @@ class Host:
         return found
 
     def processes(self) -> list[str]:
-        """Command lines in the host."""
+        """Command lines of the processes in the host."""
         lines = self.run("ps", "-eo", "args", "--no-headers").splitlines()
         return [line.strip() for line in lines if line.strip() and not line.startswith("ps -eo")]
 
@@ -249,7 +249,7 @@ class Host:
         return sorted(line.split()[0] for line in self.run(*words).splitlines())
 
     def reserved(self) -> str:
-        """The ports that the kernel gives no client."""
+        """The reserved ports, which the kernel assigns to no client."""
         return self.run("cat", "/proc/sys/net/ipv4/ip_local_reserved_ports").strip()
 
     def ports(self) -> set[int]:
@@ -258,7 +258,7 @@ class Host:
 
 
 class Bed:
-    """A number of hosts on one bridge, the controller's end of which is CONTROLLER."""
+    """A number of hosts on one bridge; CONTROLLER is the controller's address on it."""
 
     def __init__(self, folder: Path, base: Path) -> None:
         self.folder = folder
@@ -296,5 +296,5 @@ class Bed:
             host.reset()
 
     def snapshot(self) -> dict[str, dict]:
-        """Files of every host, to compare with later ones."""
+        """The files of every host, for comparison with a later snapshot."""
         return copy.deepcopy({host.name: host.files() for host in self.hosts})

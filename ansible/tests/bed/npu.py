@@ -13,7 +13,7 @@ from __future__ import annotations
 
 
 def healthy(number: int) -> dict:
-    """State of host `number`, from 0: 8 modules of 2 dies each."""
+    """State of the healthy host `number` (from 0): 8 modules of 2 dies each."""
     dies = []
     for phy in range(16):
         die = {"npu": phy // 2, "chip": phy % 2, "phy": phy, "health": "OK", "hbm_total": 65536}

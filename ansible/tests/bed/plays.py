@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a playbook on the bed with ansible-runner and keeps what its events say."""
+"""Runs a playbook on the bed with ansible-runner and collects its events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOGS = ROOT / ".cache/bed/logs"
 
 @dataclasses.dataclass
 class Result:
-    """What a playbook did. `failures` are (host, task, message)."""
+    """The result of a playbook. `failures` are (host, task, message), `changed` are (host, task)."""
 
     status: str
     seconds: float
@@ -34,7 +34,7 @@ class Result:
 
     @property
     def sentence(self) -> str:
-        """The first failure's message."""
+        """The message of the first failure."""
         return self.failures[0][2] if self.failures else ""
 
     def must_pass(self) -> Result:
@@ -58,7 +58,7 @@ class Site:
         self.runs = 0
 
     def checkout(self) -> None:
-        """The repository's files as they are in the working tree, without what git ignores."""
+        """Copy the repository's files from the working tree, except for files that git ignores."""
         words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
         names = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
         for name in filter(None, names):
@@ -72,13 +72,13 @@ class Site:
         self.commit()
 
     def commit(self) -> None:
-        """The copy's changes."""
+        """Commit the changes of the copy."""
         git = ["git", "-C", self.repository, "-c", "user.name=bed", "-c", "user.email=bed@localhost"]
         for words in (["add", "--all"], ["commit", "--quiet", "--message", "The bed's copy"]):
             subprocess.run([*git, *words], check=True)
 
     def inventory(self, **settings: Any) -> dict:
-        """The inventory with `settings` changed; None takes a variable out."""
+        """Return the inventory with `settings` changed; None removes a variable."""
         changed = {**self.settings, "hosts_expected": len(self.bed.hosts), **settings}
         options = f"-o UserKnownHostsFile={self.bed.known_hosts} -o StrictHostKeyChecking=yes"
         changed |= {"ansible_user": "root", "ansible_ssh_private_key_file": str(self.bed.key)}
@@ -101,13 +101,13 @@ class Site:
         spares: Iterable[str] = (),
         **settings: Any,
     ) -> Result:
-        """Runs playbooks/PLAYBOOK.yml with the words of ansible-playbook.
+        """Runs playbooks/PLAYBOOK.yml; `words` are arguments of ansible-playbook.
 
         `hosts` changes variables of single hosts; `spares` are in the group npu_spares instead.
         """
         self.runs += 1
         private = self.folder / "runner"
-        shutil.rmtree(private, ignore_errors=True)  # the words of the last run would stand in for none
+        shutil.rmtree(private, ignore_errors=True)  # without arguments, the runner would use the last run's
         private.mkdir()
         inventory = self.inventory(**settings)
         for name, changed in (hosts or {}).items():
@@ -148,7 +148,7 @@ class Site:
         }
 
     def type(self, command: str) -> str:
-        """Runs a line of shell in the folder `ansible`, where inventories/mine is the bed's; returns what it prints."""
+        """Runs a shell command in folder `ansible`, with the bed's inventory as inventories/mine; returns stdout."""
         folder = self.repository / "ansible"
         mine = folder / "inventories/mine"
         mine.mkdir(exist_ok=True)
@@ -159,7 +159,7 @@ class Site:
         return done.stdout
 
     def _keep(self, result: Result) -> None:
-        """The playbook's output on disk, to be read after the run; the slowest tasks first."""
+        """Writes the slowest tasks and the playbook's output to a file in LOGS."""
         tasks = sorted(result.tasks.items(), key=lambda item: -item[1])
         slowest = "".join(f"{seconds:6.1f} s  {name}\n" for name, seconds in tasks[:15])
         file = LOGS / f"{self.runs:02}.log"

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / ".cache" / "bed"
 TOOLS = ROOT / ".venvs" / "tools" / "bin"
-SUITE = "bookworm"  # its Python is the one that the pin sets' locks are for
+SUITE = "bookworm"  # the pin sets' locks are for this release's Python
 MIRROR = "http://deb.debian.org/debian"
 # What a site has on its hosts before a playbook runs: a system that Ansible reaches over ssh.
 PACKAGES = "systemd systemd-sysv dbus openssh-server python3 python3-apt python3-venv git iproute2 iputils-ping procps"
@@ -54,7 +54,7 @@ def key(*texts: str | bytes) -> str:
 
 
 def keep(new: Path, folder: Path) -> None:
-    """Makes `new` the one folder of its kind, at once."""
+    """Renames `new` to `folder` atomically and removes older folders of the same kind."""
     new.rename(folder)
     for other in CACHE.glob(f"{folder.name.rpartition('-')[0]}-*"):
         if other != folder:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults stop site.yml with one sentence, before anything on a host was changed; ansible/tests/unit has the others."""
+"""Faults stop site.yml with one sentence before anything on a host changes; ansible/tests/unit tests further faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plays import Site
 
 @dataclasses.dataclass
 class Fault:
-    """What is broken, by a context manager over the bed's hosts or by settings; `sentence` is a pattern."""
+    """A fault, caused by a context manager, arguments or settings. `sentence` is a pattern of the error message."""
 
     name: str
     sentence: str
@@ -25,7 +25,7 @@ class Fault:
 
 
 def npu(host: int, phy: int | None = None, **changes: object) -> Callable:
-    """One host's tools, or those of one of its dies, say something else; whole again after the test (`healthy`)."""
+    """Change what the tools print about a host, or about one die `phy`; fixture `healthy` restores the state."""
 
     @contextlib.contextmanager
     def broken(hosts: list[Host]) -> Iterator[None]:
@@ -65,7 +65,7 @@ def port_taken(hosts: list[Host]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def firewall(hosts: list[Host]) -> Iterator[None]:
-    """As one that rejects a range of the ports; the hosts have no packet filter before they are provisioned."""
+    """Make a range of ports unreachable by a routing rule; hosts have no packet filter before they are provisioned."""
     rule = ("to", hosts[1].address, "ipproto", "6", "dport", "20000-20989", "unreachable")
     hosts[0].run("ip", "rule", "add", *rule)
     try:
@@ -75,7 +75,7 @@ def firewall(hosts: list[Host]) -> Iterator[None]:
 
 
 def large(model: str) -> dict[str, list[str]]:
-    """Settings of a recipe that writes a checkpoint of a real model."""
+    """Settings with which the recipe writes a checkpoint of a real model."""
     return {"recipe_launch_overrides": [f"model.path=/models/{model}", "checkpoints.every=1", "steps=1"]}
 
 

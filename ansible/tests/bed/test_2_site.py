@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From bare hosts to a trained recipe on three hosts, a second time, with faults in between, and away again."""
+"""site.yml trains a recipe on three bare hosts; further runs, faults, upgrades and the teardown follow."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ PACKAGING = (
     r"/etc/(ld\.so\.cache$|(passwd|group|g?shadow)-?$|\.pwd\.lock$|lighttpd/conf-enabled/90-javascript-alias\.conf$|"
     r"rc[0-6S]\.d/|systemd/system/(chronyd\.service$|.+\.wants/(rsync|nftables|chrony)))"
 )
-"""Files that packages leave when they are installed, add a user or have services enabled, and Debian's daily copies of
-them; the clock stays in step."""
+"""Pattern of files that packages leave when they are installed, add a user or enable services, and of Debian's daily
+copies. The clock's service stays enabled."""
 SELECTOR = r"\b(?:up|(?:node|npu|verl)_\w+|vllm:\w+)\b(?:\{[^}]*\})?"
-"""What an alert asks for."""
+"""Pattern of a metric in an alert, with its labels."""
 BARE: dict[str, dict] = {}
 in_the_long_bed = pytest.mark.skipif(not os.environ.get("SAM_BED_LONG"), reason="takes minutes: make test-bed-long")
 
 
 def steps(head: Host, run: str) -> list[dict]:
-    """What the job has written, line by line."""
+    """The lines of the job's steps.jsonl; none if there is no file."""
     path = head.root / RUNS / run / "steps.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 @pytest.fixture(scope="module")
 def converged(bed: Bed, site: Site) -> Result:
-    """site.yml has run on bare hosts, once for all tests below."""
+    """Run site.yml on the bare hosts, once for all tests below."""
     bed.hosts[0].run("sysctl", "-w", "net.ipv4.ip_local_reserved_ports=777,20980")
     for host in bed.hosts:
         BARE[host.name] = {"units": host.units(), "packages": packages(host), "files": host.files()}
@@ -66,7 +66,7 @@ def test_the_recipe_trains_on_all_hosts_with_drafts(bed: Bed, converged: Result)
 def test_only_the_cluster_s_hosts_reach_ray(bed: Bed, converged: Result) -> None:
     """Other machines, on the cluster's network or a routed one, reach ssh but not Ray's ports.
 
-    These ports refuse at once: preflight would take a timeout for a firewall.
+    Ray's ports refuse connections at once: preflight would report a timeout as a firewall.
     """
 
     def answers(source: str, port: int) -> bool:
@@ -87,7 +87,7 @@ def test_only_the_cluster_s_hosts_reach_ray(bed: Bed, converged: Result) -> None
 
 
 def test_ray_asks_for_the_token(bed: Bed, site: Site, converged: Result) -> None:
-    """Of a caller on a host of the cluster, to whom the packet rules open all ports."""
+    """Callers on the cluster's hosts need the token too, although the packet rules open all ports to them."""
     worker = bed.hosts[1]
     asks = ("/opt/sam-rl/bin/in-env", "nodes", "bash", "-c")
     lists = f"python3 /opt/sam-rl/bin/ray_nodes.py {bed.hosts[0].address}:6379 2>&1; "
@@ -105,7 +105,7 @@ def test_ray_asks_for_the_token(bed: Bed, site: Site, converged: Result) -> None
 
 
 def collected(site: Site, run: str) -> dict[str, bytes]:
-    """What collect.yml brought of a run, by name."""
+    """The content of each file that collect.yml has collected for a run, by its name."""
     texts = {}
     with tarfile.open(site.repository / f"outputs/cluster/support-{run}.tar.gz") as whole:
         for part in whole.getmembers():
@@ -127,7 +127,7 @@ def test_logs_and_results_come_back_without_secrets(site: Site, converged: Resul
 
 
 def test_a_second_run_changes_nothing(bed: Bed, site: Site, converged: Result) -> None:
-    """With the time service by its alias, which systemd does not enable."""
+    """The second run names the time service by its alias, which systemd cannot enable."""
     result = site.play("site", host_base_time_service="chronyd").must_pass()
     assert result.changed == []
     assert len(steps(bed.hosts[0], "bed")) == 8
@@ -135,7 +135,7 @@ def test_a_second_run_changes_nothing(bed: Bed, site: Site, converged: Result) -
 
 @in_the_long_bed
 def test_the_commands_of_the_page_train_with_sam_and_without(bed: Bed, site: Site, converged: Result) -> None:
-    """As they stand in docs/cluster.md, from the check of the hosts to both runs."""
+    """Runs the commands of docs/cluster.md unchanged, from the check of the hosts to both runs."""
     page = (ROOT / "docs/cluster.md").read_text()
     lines = re.findall(r"^    (ansible-playbook -i inventories/mine playbooks/(?:preflight|site)\.yml.*)$", page, re.M)
     assert len(lines) == 3
@@ -148,7 +148,7 @@ def test_the_commands_of_the_page_train_with_sam_and_without(bed: Bed, site: Sit
 
 
 def test_an_idle_ray_outlives_the_cleaner_of_old_files(bed: Bed, site: Site, converged: Result) -> None:
-    """And a Ray that lets no job start is not taken for a good one."""
+    """Also, cluster.yml fails if Ray is active but lets no job start."""
     head = bed.hosts[0]
     head.write("etc/tmpfiles.d/tmp.conf", "d /tmp 1777 root root 0\n")  # everything is old
     head.run("systemd-tmpfiles", "--clean")
@@ -173,7 +173,7 @@ def test_an_image_that_differs_stops_ray(bed: Bed, site: Site, converged: Result
 
 
 def test_a_low_bandwidth_stops_the_start_of_ray(bed: Bed, site: Site, converged: Result) -> None:
-    """Measured where Ray does not run: a container has the dies for itself."""
+    """The bandwidth is measured only while Ray does not run, because only one container can use the dies."""
     assert "The all-reduce over 48 dies reaches 90.0 GB/s" in converged.messages
     site.play("cluster", npu_preflight_all_reduce_gb_s=100).must_pass()
     for host in bed.hosts:
@@ -197,14 +197,14 @@ def test_a_clock_service_that_is_not_there_stops_provisioning(site: Site, conver
 
 
 def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site, converged: Result) -> None:
-    """A checkpoint of 4 MB fits, and no second one with it, while it is written. Overrides arrive as they are."""
+    """The disk has space for one checkpoint of 4 MB, but not for a second one. Overrides reach the job unchanged."""
     head, folder = bed.hosts[0], f"/{RUNS}/full"
     text = r"""${oc.env:HOME} $HOME "50%" \t 'x'"""
     overrides = ["steps=6", "env.pad=4", "checkpoints.every=2", f"env.text={text}"]
     request = {"recipe_launch_run": "full", "recipe_launch_overrides": overrides}
     head.run("mkdir", folder)
     head.run("mount", "-t", "tmpfs", "-o", "size=6m", "full", folder)
-    for host in bed.hosts:  # as CANN writes it
+    for host in bed.hosts:  # a log like CANN's
         host.run("mkdir", "-p", "/var/log/sam-rl/cann/debug/plog")
         host.run("bash", "-c", "echo EI0006 >/var/log/sam-rl/cann/debug/plog/plog-1_1.log")
     result = site.play("train", **request).must_fail()
@@ -230,7 +230,7 @@ def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site
 
 
 def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None:
-    """From a hub's cache, whose files are links; the copy goes on after a full disk; nobody's files are removed."""
+    """The source is a hub's cache, whose files are links. The copy resumes after a full disk; other files stay."""
     head = bed.hosts[0]
     source, store = head.root / "mnt/hub/snapshots/1", head.root / "srv/sam-rl/models"
     source.mkdir(parents=True)
@@ -270,7 +270,7 @@ def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None
 
 @pytest.fixture(scope="module")
 def monitored(bed: Bed, site: Site, converged: Result) -> Result:
-    """monitoring.yml has run, and stopped twice on its way, at what was not there."""
+    """Run monitoring.yml: twice it stops because a program or package is missing, then it passes."""
     result = site.play("monitoring", monitoring_npu_exporter="/opt/none").must_fail()
     assert result.sentence.startswith("bed1: monitoring_npu_exporter is /opt/none, which is no program on this host: ")
     exporter = {"monitoring_npu_exporter": "/usr/local/bin/npu-exporter"}
@@ -303,7 +303,7 @@ def test_monitoring_listens_where_it_should(bed: Bed, monitored: Result) -> None
 
 
 def asked(head: Host, path: str, **arguments: str) -> dict:
-    """What Prometheus on the head answers."""
+    """The answer of Prometheus on the head."""
     url = f"http://127.0.0.1:9090/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
     script = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
     return json.loads(head.run("python3", "-c", script, url))["data"]
@@ -316,7 +316,7 @@ def alerts(head: Host) -> dict[str, dict]:
 
 
 def train_while(site: Site, head: Host, fault: Callable[[], None], **request: object) -> Result:
-    """The result of train.yml, with a fault when the job has made three steps."""
+    """Run train.yml, call `fault` when the job has made three steps, and return the result."""
 
     def wait() -> None:
         run = str(request["recipe_launch_run"])
@@ -332,7 +332,7 @@ def train_while(site: Site, head: Host, fault: Callable[[], None], **request: ob
 
 def train_until_it_fails(site: Site, head: Host, fault: Callable[[], None], **request: object) -> Result:
     result = train_while(site, head, fault, **request).must_fail()
-    assert result.seconds < 240  # half of it, if nothing else runs
+    assert result.seconds < 240  # about 120 s if nothing else runs
     assert head.run("systemctl", "is-active", "sam-rl-train", check=False).strip() != "active"
     return result
 
@@ -358,7 +358,7 @@ def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
 
 @in_the_long_bed
 def test_a_spare_host_takes_the_place_of_a_lost_one(bed: Bed, site: Site, converged: Result) -> None:
-    """The run goes on by itself, and later playbooks use the spare."""
+    """train.yml resumes the run without an operator, and later playbooks use the spare host."""
     head, lost, spare = bed.hosts
     spare.run("systemctl", "disable", "--now", "sam-rl-ray")
     two = {"spares": [spare.name], "hosts_expected": 2}
@@ -412,7 +412,7 @@ def test_every_query_of_dashboard_and_alerts_returns_data(bed: Bed, site: Site, 
 
 
 def environments(bed: Bed) -> list[tuple[str, set[str]]]:
-    """Of each host, the names of the environment in use and of all that are there."""
+    """For each host, the name of the environment in use and the names of all its environments."""
     found = []
     for host in bed.hosts:
         used = json.loads((host.root / "opt/sam-rl/etc/environment.json").read_text())
@@ -422,9 +422,9 @@ def environments(bed: Bed) -> list[tuple[str, set[str]]]:
 
 @in_the_long_bed
 def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: Result) -> None:
-    """Other sources while a run goes on, then another pin set, then the former one."""
+    """Upgrades to other sources during a run, then to another pin set, then back to the former pin set."""
     head = bed.hosts[0]
-    # More minutes than a slow machine takes to create the environments. Without pauses once it is resumed.
+    # The run takes longer than a slow machine needs to create the environments. Once resumed, it makes no pauses.
     settings = ["steps=150", "env.pause=4", "checkpoints.every=3"]
     request = {"recipe_launch_run": "upgraded", "recipe_launch_overrides": settings}
     endless = {
@@ -509,7 +509,7 @@ def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site,
 
 
 def packaged(host: Host, before: set[str]) -> set[str]:
-    """Files of the packages that came after `before`; they stay. Debian has /lib and its like below /usr."""
+    """The files of packages that are not in `before`; teardown keeps them. Debian's /lib is a link to /usr/lib."""
     files = host.run("dpkg", "-L", *sorted(packages(host) - before)).splitlines()
     return {*files, *(f"/usr{file}" for file in files if file.startswith(("/bin", "/lib", "/sbin")))}
 

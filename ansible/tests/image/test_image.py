@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image of a pin set: built by podman on a stand-in for vllm-ascend's image from a local registry, then run.
+"""Tests that podman builds and runs the image of a pin set on a stand-in for vllm-ascend's image in a local registry.
 
 Real: podman, the registry, the role's Containerfile and build.sh, the sources of vLLM, vllm-ascend and verl, the
-hash-locked packages. Stand-ins: the base image (Debian, no CANN) and torch_npu. Third-party packages of the base, those
-of the day of its release but for PyTorch, come by a mount, so that the base stays small.
+hash-locked packages. Stand-ins: the base image (Debian, no CANN) and torch_npu. The base's third-party packages are
+mounted, so that the base stays small; except for PyTorch, their versions are those of the day of the base's release.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ log: {{accesslog: {{disabled: true}}, level: error}}
 
 
 def run(*words: object, environment: dict | None = None, check: bool = True) -> str:
-    """Output of a command; an AssertionError with its end where it fails."""
+    """Return the output of a command. If the command fails, raise an AssertionError with the end of the output."""
     command, both = [str(word) for word in words], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(command, env=environment, text=True, **both)
     assert done.returncode == 0 or not check, done.stdout[-6000:]
@@ -76,7 +76,7 @@ def run(*words: object, environment: dict | None = None, check: bool = True) -> 
 
 
 class Files(http.server.SimpleHTTPRequestHandler):
-    """Files for those who know the password, below /open/ for everybody."""
+    """Serves files to callers who send the password, and without a password if the path begins with /open/."""
 
     def do_GET(self) -> None:
         if self.path.startswith("/open/"):
@@ -100,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def index(folder: Path) -> Iterator[str]:
-    """The address of a package index like one inside a site: it has what image.lock names, and the build tools."""
+    """The address of a package index like a site's own, with the packages of image.lock and the build tools."""
     files = folder / "index" / "files"
     lock = ROOT / "patches" / PIN_SET / "image.lock"
     pip = [
@@ -124,9 +124,9 @@ def index(folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def megatron(folder: Path, index: str) -> dict[str, object]:
-    """Settings for two repositories, each with an empty package, as a site has Megatron-LM's and MindSpeed's inside.
+    """Settings for two repositories with an empty package each, like a site's copies of Megatron-LM and MindSpeed.
 
-    The commits are on a branch alone, as those of vllm-0.23.
+    The commits are on a branch other than main, like those of vllm-0.23.
     """
     addresses, pins = {}, copy.deepcopy(PINS)
     for name, package in (("megatron_lm", "megatron"), ("mindspeed", "mindspeed")):
@@ -149,7 +149,7 @@ def megatron(folder: Path, index: str) -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def environment(folder: Path) -> dict[str, str]:
-    """Variables of a process whose podman mounts the third-party packages and keeps its images in `folder`."""
+    """Environment variables with which podman mounts the third-party packages and keeps its images in `folder`."""
     packages = folder / "packages"
     of_the_day = run(prepare.TOOLS / "python", ROOT / "ci/lock-image", PIN_SET, "--base").split()
     requirements = (ROOT / f"patches/{PIN_SET}/requirements.lock").read_text()
@@ -174,7 +174,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def base(folder: Path, index: str, environment: dict[str, str]) -> Iterator[str]:
-    """The stand-in for vllm-ascend's image, NAME@DIGEST in a registry on this machine."""
+    """The reference (NAME@DIGEST) of the stand-in for vllm-ascend's image, in a registry on this machine."""
     context = folder / "base"
     context.mkdir()
     run("tar", "--create", "--one-file-system", "--file", context / "debian.tar", "--directory", prepare.base(), ".")
@@ -209,7 +209,7 @@ def settings(folder: Path, base: str, index: str, megatron: dict[str, object]) -
 
 
 def play(folder: Path, settings: dict, environment: dict, check: bool = True) -> str:
-    """Output of the role's part that builds the image and writes in-env."""
+    """Run the part of the role that builds the image and writes in-env; return the output."""
     for name in ("root/bin", "work"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     variables = folder / "settings.json"
@@ -221,7 +221,7 @@ def play(folder: Path, settings: dict, environment: dict, check: bool = True) ->
 
 @pytest.fixture(scope="session")
 def image(folder: Path, settings: dict, environment: dict) -> Path:
-    """in-env of a built image."""
+    """The path of in-env of the built image."""
     began = time.monotonic()
     play(folder, settings, environment)
     print(f"image: built in {time.monotonic() - began:.0f} s")
@@ -234,7 +234,7 @@ def test_every_module_is_patched(image: Path, environment: dict) -> None:
 
 
 def test_no_password_is_left(folder: Path, image: Path, environment: dict) -> None:
-    """Of index, repositories and proxy, in the image and its history, in words of the engine, in files."""
+    """Neither the image, its history, podman's arguments nor files on the host contain a password."""
     identity = run(image, "--image", environment=environment).strip()
     said = run("podman", "history", "--no-trunc", "--format", "{{.CreatedBy}}", identity, environment=environment)
     said += run("podman", "image", "inspect", identity, environment=environment)
@@ -245,7 +245,7 @@ def test_no_password_is_left(folder: Path, image: Path, environment: dict) -> No
 
 
 def test_the_modules_are_imported(folder: Path, image: Path, environment: dict, settings: dict) -> None:
-    """Over the stand-in for torch_npu, which lies below work_dir, as that is mounted."""
+    """The stand-in for torch_npu is copied to work_dir, because in-env mounts that folder."""
     standin = Path(settings["work_dir"]) / "npu"
     shutil.copytree(ROOT / "testing", standin)
     code = "import vllm, vllm_ascend, verl, sam_core, llm_rl.check_operators"
@@ -260,7 +260,7 @@ def test_the_modules_are_imported(folder: Path, image: Path, environment: dict, 
 
 
 def test_a_pull_that_breaks_off_leaves_nothing(folder: Path, settings: dict, environment: dict) -> None:
-    """The registry ends a layer early; when it is whole again, the same playbook builds the image."""
+    """A truncated layer leaves no image. When the layer is complete again, the same playbook builds the image."""
     run("podman", "rmi", "--all", "--force", environment=environment)
     blob = max((folder / "registry").rglob("blobs/sha256/*/*/data"), key=lambda path: path.stat().st_size)
     whole = blob.read_bytes()
@@ -273,7 +273,7 @@ def test_a_pull_that_breaks_off_leaves_nothing(folder: Path, settings: dict, env
 
 
 def test_another_base_is_refused(folder: Path, settings: dict, environment: dict, index: str) -> None:
-    """An image without vllm-ascend's source trees."""
+    """The build refuses a base image without vllm-ascend's source trees."""
     context = folder / "bare"
     context.mkdir()
     shutil.copy(folder / "base/debian.tar", context)
@@ -287,7 +287,7 @@ def test_another_base_is_refused(folder: Path, settings: dict, environment: dict
 
 
 def test_archives(folder: Path, image: Path, settings: dict, environment: dict) -> None:
-    """One of another architecture is refused and not kept; where one is loaded, older images are removed."""
+    """An archive for another architecture is refused and not kept. Loading an archive removes older images."""
     machine, other = ("amd64", "arm64") if platform.machine() == "x86_64" else ("arm64", "amd64")
     name, context, archive = f"localhost/sam-rl:{image.parent.name}", folder / "archive", folder / "archive.tar"
     sources = image.parent.name.rpartition("-")[0]

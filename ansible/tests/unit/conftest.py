@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the collection importable as Ansible imports it, ansible_collections.sam_rl.ascend.plugins, and runs plays."""
+"""Make the collection importable as ansible_collections.sam_rl.ascend.plugins, as in Ansible, and run plays."""
 
 import json
 import os
@@ -22,11 +22,10 @@ def program(path, text):
 
 @pytest.fixture
 def play(tmp_path):
-    """play(plays, *words, hosts=None, path="", **settings): (exit status, words that Ansible said) of plays on this
-    machine.
+    """play(plays, *words, hosts=None, path="", **settings) runs plays on this machine; returns (exit status, output).
 
-    words: of ansible-playbook, such as --inventory (default: localhost alone); hosts: those of the group npu_hosts;
-    path: a folder of programs that go first.
+    words: arguments of ansible-playbook, such as --inventory (default: only localhost); hosts: the hosts of the group
+    npu_hosts; path: a folder that is put first in PATH.
     """
 
     def run(plays, *words, hosts=None, path="", **settings):
@@ -50,6 +49,6 @@ def play(tmp_path):
 
 @pytest.fixture
 def as_root():
-    """For roles that make files of root."""
+    """Skip the test unless it runs as root: the role creates files that root owns."""
     if os.geteuid() != 0:
         pytest.skip("the role makes files of root")

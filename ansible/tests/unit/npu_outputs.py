@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What npu-smi and hccn_tool print, by the test bed's stand-ins; what chronyc prints."""
+"""Sample outputs of npu-smi and hccn_tool, from the test bed's stand-ins, and of chronyc."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ STATE["super_pod"]["id"] = 3
 
 
 def info(count=16, **changes):
-    """`npu-smi info` of `count` dies; changes: phy{N}={what is another there}."""
+    """The output of `npu-smi info` for `count` dies; phy{N}={field: value} changes fields of die N."""
     dies = [die | changes.get(f"phy{die['phy']}", {}) for die in STATE["dies"][:count]]
     return npu.table({**STATE, "dies": dies}) + "\n"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the roles, and what Ansible makes of their templates and expressions."""
+"""Read files of the roles, and render their templates and expressions with Ansible."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def tasks(path):
 
 
 def rendered(text, **values):
-    """A role's template (a path that ends in .j2), expression or variable, as Ansible renders it."""
+    """Return a role's template (a path that ends in .j2), expression or variable as Ansible renders it."""
     if str(text).endswith(".j2"):
         text = trust_as_template((ROLES / text).read_text())
     elif isinstance(text, str) and "{{" not in text:

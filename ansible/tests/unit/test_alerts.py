@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus's alerts: they name metrics that something here serves, and promtool sees them fire."""
+"""Prometheus's alerts name only metrics that a component of this repository serves, and promtool sees them fire."""
 
 import json
 import re
@@ -15,7 +15,7 @@ BED = ROLES.parent / "tests/bed"
 SETTINGS = {"work_dir": "/data/sam-rl", "groups": {"npu_hosts": ["npu1", "npu2"]}}
 SETTINGS["recipe_settings"] = {"recipe": {"trainer": {"hang_timeout": 3600}}}
 NODE_EXPORTER = {"node_filesystem_avail_bytes", "node_filesystem_size_bytes"}
-"""Of its filesystem collector; the test bed asks the real one."""
+"""Metrics of node_exporter's filesystem collector that the alerts use; the test bed runs the real exporter."""
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def alerts():
 
 
 def names(expression):
-    """Metrics in an expression."""
+    """The names of the metrics in an expression."""
     return set(re.findall(r"\b(?:up|(?:node|npu|verl)_\w+|vllm:\w+)\b", expression))
 
 
@@ -82,7 +82,7 @@ def test_alerts_fire(alerts, alert, series, minute, said, tmp_path):
     (tmp_path / "alerts.yml").write_text(alerts)
     (rule,) = (rule for rule in yaml.safe_load(alerts)["groups"][0]["rules"] if rule["alert"] == alert)
     case = {"interval": "1m", "input_series": [{"series": name, "values": values} for name, values in series.items()]}
-    # promtool says what it got instead: no alert is expected, and those that fire are in its output.
+    # The test file expects no alert, so promtool reports each alert that fires as a difference in its output.
     case["alert_rule_test"] = [{"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": []}]
     (tmp_path / "test.yml").write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": [case]}))
     done = subprocess.run(["promtool", "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of two playbooks that change a cluster one is refused, and a holder that is gone loses the lock."""
+"""Only one playbook at a time may change a cluster; a process that has ended loses the lock."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from ansible_collections.sam_rl.ascend.plugins.action import cluster_lock
 
 @pytest.fixture
 def lock(play, tmp_path):
-    """lock(**arguments): status and words of a play that takes the lock, and what it says of a second task's."""
+    """The path of the lock, and a function that runs a play with a task per state and returns (status, output)."""
     path = tmp_path / "lock"
 
     def run(*states, **arguments):
@@ -27,7 +27,7 @@ def lock(play, tmp_path):
 
 
 def held(path, minutes, **owner):
-    """A lock that was taken, with its last sign of life so many minutes ago."""
+    """Write the lock of another owner, whose last sign of life was `minutes` ago."""
     owner = {"user": "ann", "machine": "elsewhere", "process": 7, "what": "Provision the hosts", **owner}
     path.write_text(json.dumps({**owner, "since": 0}))
     os.utime(path, (time.time() - 60 * minutes,) * 2)
@@ -69,7 +69,7 @@ def test_a_lock_that_was_not_written_whole_is_held(lock):
 
 
 def test_one_of_many_that_take_it_at_once_has_it(tmp_path):
-    """And they see the same holder."""
+    """Of 20 processes, one gets the lock, and all others are told the same holder."""
     words = [cluster_lock.command(str(tmp_path / "lock"), "held", f"{{{n}, ", "}", 9, False) for n in range(20)]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in words]
     said = [process.communicate()[0] for process in started]

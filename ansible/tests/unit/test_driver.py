@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installation of the driver that has not ended is begun again, and a restart that is due is not forgotten."""
+"""An interrupted installation of the driver starts again, and a pending restart of the host is remembered."""
 
 import pytest
 from role_files import read, rendered, tasks
@@ -56,7 +56,7 @@ def test_both_parts_are_installed_or_the_installation_has_not_ended(play, settin
     ],
 )
 def test_what_is_installed(version, firmware, records, installs):
-    """Before the restart npu-smi may still say the former version, or nothing."""
+    """Until the host restarts, npu-smi may print the former version or nothing."""
     values = read("ascend_driver/vars/main.yml")
     state = {"version": version, "dies": [{"chip": 0, "firmware": firmware}, {"chip": 1}]}
     values |= {"ascend_driver_state": state, "ascend_driver_version": "2.RC1", "ascend_firmware_version": "7.1"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When following a job ends: by its end, or because hosts are lost."""
+"""Following a job ends when the job ends or when hosts are lost."""
 
 import types
 
@@ -21,7 +21,7 @@ READ |= {"refused": [], "silent": []}
 
 @pytest.fixture
 def follow(monkeypatch):
-    """Follows a job whose reads say what the states change of READ; None: its own host gives no answer."""
+    """A function that follows a job. Each state updates READ for one read; None means that the host gives no answer."""
     clock = [0.0]
     monkeypatch.setattr(follow_job.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(follow_job.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
@@ -40,7 +40,7 @@ def follow(monkeypatch):
 
 
 def test_a_host_is_lost_without_an_answer_for_a_while_or_with_two_refusals(follow):
-    """A network may be away for seconds; a host that refuses connections has no Ray."""
+    """A network may fail for some seconds, but Ray is gone from a host that refuses connections twice in a row."""
     fine, silent, refused = {}, {"silent": ["b"]}, {"refused": ["b"]}
     assert follow(*[silent] * 6, fine, *[silent] * 7) == ("lost", ["b"], 13)
     assert follow(silent, refused, silent, refused, fine, refused, refused) == ("lost", ["b"], 19)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused in an inventory, with which sentence, and that the sample inventories pass."""
+"""Faulty inventories are refused with a sentence for each fault; the sample inventories pass."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ ITEM = {"name": "a", "source": "/a", "gb": 1}
 
 
 def inventory(hosts=2, first=None, **changes):
-    """{host: variables}; a change to None takes a variable out, `first` changes the first host alone."""
+    """The variables of each host. A change to None removes a variable; `first` changes only the first host."""
     found = {}
     for number in range(1, hosts + 1):
         own = {"cluster_address": f"10.0.0.{number}", "ansible_host": f"192.0.2.{number}"}
@@ -120,7 +120,7 @@ def test_one_sentence(change, sentence):
 
 
 def test_the_launcher_says_what_the_recipe_needs(play):
-    """By an inventory with too few hosts for a recipe, then for a recipe that is none."""
+    """The role refuses a recipe that needs more hosts than the inventory has, and overrides that cannot be used."""
     settings = yaml.safe_load((ANSIBLE / "playbooks/group_vars/all.yml").read_text()) | {"repository": REPOSITORY}
     settings["hosts"] = inventory()
     said = [{"debug": {"msg": "{{ recipe_settings.recipe.train.backend }}"}}]
@@ -165,7 +165,7 @@ CALLS = [
     ("words", "sentence"), CALLS, ids=lambda value: " ".join(value) if type(value) is tuple else ""
 )
 def test_a_call_that_would_do_nothing_is_refused(words, sentence, tmp_path):
-    """With a status other than 0, and before a host is asked; an unreachable one would say so."""
+    """The call fails before it connects to a host: no message says that a host is unreachable."""
     (tmp_path / "good.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": inventory()}}))
     (tmp_path / "misnamed.yml").write_text(yaml.safe_dump({"npu_host": {"hosts": inventory()}}))
     places = {"mistyped": tmp_path / "none", "misnamed": tmp_path / "misnamed.yml", "elsewhere": tmp_path}
@@ -184,7 +184,7 @@ def test_a_call_that_would_do_nothing_is_refused(words, sentence, tmp_path):
 
 
 def test_an_unreachable_host_is_named_by_every_playbook():
-    """By the role that every playbook begins with; it asks a host for nothing before."""
+    """Every playbook imports start.yml first and begins its first play on the hosts with role validate_inventory."""
     for path in sorted((ANSIBLE / "playbooks").glob("*.yml")):
         plays = yaml.safe_load(path.read_text())
         first = next((play for play in plays if play.get("hosts") == "npu_hosts"), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read of a job's files, and that storage which does not answer ends no playbook without a sentence."""
+"""job_state reads a job's log and steps, and raises TimeoutError if the storage does not answer."""
 
 import concurrent.futures
 import json
@@ -25,7 +25,7 @@ def test_a_read_that_hangs_ends(tmp_path):
     os.mkfifo(pipe)
     with pytest.raises(concurrent.futures.TimeoutError):
         job_state.within(0.2, lambda: job_state.new_lines(pipe, 0))
-    os.close(os.open(pipe, os.O_WRONLY))  # the read ends
+    os.close(os.open(pipe, os.O_WRONLY))  # ends the read
     assert job_state.within(5, lambda: 1) == 1
     with pytest.raises(FileNotFoundError):
         job_state.within(5, lambda: os.stat(tmp_path / "none"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of dies and hosts: each fault gives its sentence with host, what was found, what was expected, what to do."""
+"""Each fault of a die or host gives a sentence with the host, what was found, what was expected, and what to do."""
 
 import itertools
 import json
@@ -103,9 +103,9 @@ def test_hosts_must_agree():
 
 @pytest.fixture
 def read(tmp_path, capsys):
-    """read(conf, outputs={}, **arguments): the result of npu_info with the bed's tools and this /etc/hccn.conf or None.
+    """read(conf, outputs={}, **arguments) runs npu_info with the bed's tools and returns its result.
 
-    outputs: {call: what it prints instead}.
+    conf: content of /etc/hccn.conf; None: no such file. outputs: {call: what it prints instead}.
     """
     said = tmp_path / "say"
     said.mkdir()
@@ -133,7 +133,7 @@ CONF = "".join(f"address_{die['phy']}={die['ip']}\n" for die in npu_outputs.STAT
 
 
 def test_the_addresses_in_hccn_conf_are_those_of_the_dies(read):
-    """A file that is missing is no error where the dies have addresses; before the driver nothing writes it."""
+    """A missing file is only a warning if the dies have addresses, and no problem before the driver is installed."""
     assert read(CONF)["errors"] == []
     found = read(None)
     assert found["errors"] == [] and "hccn_conf_missing" in codes(found["warnings_found"])
@@ -220,7 +220,7 @@ WANT |= {
 
 
 def command(words, stdout="", rc=0, stderr=""):
-    """The result of a command that `timeout` bounds."""
+    """The result of a command that was run by `timeout`."""
     return {"cmd": ["timeout", "5", *words.split()], "rc": rc, "stdout": stdout, "stderr": stderr}
 
 
@@ -279,7 +279,7 @@ def test_unfit_host():
 
 
 def test_kernels_that_are_upgraded_unasked(tmp_path, monkeypatch, capsys):
-    """By apt's and dpkg's own programs, with settings of their own, and by stand-ins for systemctl and dnf."""
+    """Runs the real programs of apt and dpkg with settings of the test, and stand-ins for systemctl and dnf."""
     apt, dpkg = tmp_path / "apt.conf", tmp_path / "status"
     monkeypatch.setenv("APT_CONFIG", str(apt))
     monkeypatch.setenv("DPKG_ADMINDIR", str(tmp_path))
@@ -346,7 +346,7 @@ def test_what_provisioning_mends_is_no_error_before_it():
     ],
 )
 def test_all_reduce_gate(play, ray, answer, sentence, tmp_path):
-    """Each host starts its part; the first one says how fast it was. Ray's container has the dies."""
+    """Each host starts its ranks, and the first host reports the rate. While Ray is active, nothing is measured."""
     program(tmp_path / "systemctl", f"echo {ray}")
     program(tmp_path / "in-env", f'echo "$@" >>{tmp_path}/words\n{answer}')
     hosts = {f"h{n}": {"cluster_address": f"10.0.0.{n}"} for n in (1, 2)}

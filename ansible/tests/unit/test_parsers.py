@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of npu-smi, hccn_tool and chronyc: what they read, what they refuse and why, and that no input crashes
-them."""
+"""The parsers of npu-smi, hccn_tool and chronyc read each field, refuse bad output with a reason, and never crash."""
 
 import npu_outputs
 import pytest
@@ -94,7 +93,7 @@ def test_reasons(name, text, reason):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_input_crashes(name, data):
-    """Cut, repeated and overwritten output, and plain noise: a result, or one reason that is a sentence's part."""
+    """For cut, repeated, overwritten or random output, a parser returns a result or raises Unreadable with a reason."""
     parser, good = PARSERS[name]
     place = st.integers(0, len(good))
     cut = st.builds(lambda a, b: good[: min(a, b)] + good[max(a, b) :], place, place)
@@ -106,7 +105,7 @@ def test_no_input_crashes(name, data):
 
 
 def test_kernels_that_upgrades_bring():
-    """By the package without a version; older kernels stay as they are."""
+    """The result has the running kernel's package and the meta package, but no older kernel and no held package."""
     text = "ii  linux-image-6.8.0-49-generic\nii  linux-image-6.8.0-50-generic\nii  linux-image-generic-hwe-24.04\n"
     meta, running = "linux-image-generic-hwe-24.04", "linux-image-6.8.0-50-generic"
     assert host_state.parse_kernels(text, "6.8.0-50-generic", []) == [running, meta]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What roles read back from hosts, secrets that leave none, and the templates of what runs there."""
+"""Tests of the roles: their templates, what they read from hosts, and that no secret leaves a host."""
 
 import base64
 import json
@@ -31,14 +31,14 @@ PINS = {"name": "p", "module": {name: {"recorded": {"patched_tree": tree}} for n
 
 
 def named(settings, *variables):
-    """Variables of role container_image, templated by Ansible."""
+    """The values of variables of role container_image, templated by Ansible."""
     values = {"pin_set": "p", "container_image_source": {"stdout": "a" * 40}, "container_image_archive": "", **settings}
     values = read("container_image/vars/main.yml") | {"install_root": "/o", "container_image_backend": "fsdp"} | values
     return [rendered(f"container_image_{name}", **values) for name in variables]
 
 
 def test_sources_are_packed_as_they_are_on_disk(play, tmp_path):
-    """The same ones once, by their tree's id; what git does not track is left out."""
+    """Each state of the sources is packed once; files that git does not track are left out."""
     names = ["LICENSE", "NOTICE", "ci/a", "llm_rl/a", "patches/a", "pyproject.toml", "sam_core/a", "sam_lab/a"]
     for name in (*names, "ci/new", "other"):
         (tmp_path / "repository" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ RUN |= {
 
 
 def test_the_run_s_unit_passes_words_as_they_are():
-    """systemd reads backslashes, quotes, $ and % in a command."""
+    """systemd would interpret backslashes, quotes, $ and % in a command unless the unit escapes them."""
     overrides = ["data.train_files=${oc.env:HOME}/own.parquet", 'a="50% \\ b"', "c=d\ne"]
     unit = rendered("recipe_launch/templates/train.service.j2", **{**RUN, "recipe_launch_overrides": overrides})
     (start,) = re.findall("^ExecStart=(.*)$", unit, re.MULTILINE)
@@ -106,7 +106,7 @@ MAY_CHANGE = ["steps", "env", "checkpoints", "trainer"]
 
 
 def asked(overrides, before, ended="", tracker=None):
-    """Variables of role recipe_launch on the head, with what a run was started with before."""
+    """Variables of role recipe_launch on the head; `before` are the overrides with which the run was started."""
     values = read("recipe_launch/vars/main.yml")
     request = {"script": "run.sh", "overrides": before, "pin_set": "p"}
     files = [json.dumps(request), json.dumps({"result": ended}), tracker]
@@ -134,7 +134,7 @@ def test_a_run_goes_on_with_settings_that_the_launcher_lets_change(overrides, be
 
 
 def test_what_a_run_was_asked_for_is_recorded_when_it_starts():
-    """Not when it is joined: a finished run is compared with what it did. A start cut short has no end on record."""
+    """The playbook removes the record of the previous end, then writes the request, then starts the run."""
     names = [task["name"] for task in tasks("recipe_launch/tasks/follow.yml")["Start the run"]["block"]]
     order = ["Remove the record of how the run ended before", "Write the settings of the run", "Start the unit"]
     assert [name for name in names if name in order] == order
@@ -167,7 +167,7 @@ def test_an_upgrade_stops_no_run_that_would_start_again_from_nothing():
 
 
 def run_in(folder, script, *words):
-    """Lines that a script printed in a mount namespace of its own; $0 is `folder`, a new file system."""
+    """Run a script in a new mount namespace, where $0 is `folder`, a new file system; return the printed lines."""
     command = ["unshare", "--mount", "bash", "-ec", f'mount -t tmpfs new "$0"; cd "$0"; {script}', folder, *words]
     if subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "a", folder], capture_output=True).returncode:
         pytest.skip("needs the right to mount")
@@ -189,7 +189,7 @@ REMOVE = ROLES / "model_store/files/remove-created.sh"
 
 @pytest.mark.parametrize("mounted", [False, True])
 def test_teardown_removes_what_the_playbooks_created(mounted, tmp_path):
-    """Also from a mount, which stays. A second call finds nothing."""
+    """If work_dir is a mount point, its content is removed but the folder stays. A second call finds nothing."""
     script = f"mkdir work up; {'mount -t tmpfs work work; ' if mounted else ''}cd work; "
     script += (
         'mkdir -p {runs/a/b,models/m,data,metrics}; touch "$@"; printf "%s\\n" . models data runs metrics models/m/ '
@@ -203,7 +203,7 @@ def test_teardown_removes_what_the_playbooks_created(mounted, tmp_path):
 
 
 def test_teardown_leaves_what_was_there(tmp_path):
-    """A team's work_dir, in which the playbooks created two folders and a copy."""
+    """Here a team owns work_dir, and the playbooks created two folders and a copy of a model in it."""
     script = 'mkdir -p {runs/{a/b,theirs},models/{m,theirs},data,metrics}; touch "$@"; '
     script += (
         'printf "%s\\n" models runs models/m/ >.sam-rl-created; chown 1234 data; '
@@ -235,7 +235,7 @@ def test_teardown_is_refused_while_a_run_is_active(play, tmp_path):
 
 
 def test_folders_of_work_dir_keep_their_owner(play, as_root, tmp_path):
-    """As a team's, which an export with root_squash would not let root change. Those that are missing are recorded."""
+    """With root_squash, root cannot change a team's folders. Only the folders that the task creates are recorded."""
     work = tmp_path / "work"
     (work / "models").mkdir(parents=True)
     for folder in (work, work / "models"):
@@ -254,7 +254,7 @@ def test_folders_of_work_dir_keep_their_owner(play, as_root, tmp_path):
 
 
 def test_nothing_gives_root_what_lies_in_work_dir():
-    """An export with root_squash refuses that, and a team's folders are the team's."""
+    """No task sets the owner or group of a path below work_dir: an export with root_squash would refuse the change."""
     for path in ROLES.glob("*/tasks/*.yml"):
         for block in re.split(r"\n(?= *- name: )", path.read_text()):
             if re.search(r"(path|dest): .*\{\{ (work_dir|recipe_launch_dir|model_store_folder)", block):
@@ -262,7 +262,7 @@ def test_nothing_gives_root_what_lies_in_work_dir():
 
 
 def test_nothing_of_ray_lies_below_tmp():
-    """A restart empties it, and so does the cleaner of old files, with what an idle Ray needs when a job starts."""
+    """A restart of the host, or systemd's cleaner of old files, would remove files in /tmp that an idle Ray needs."""
     for path in [*ROLES.glob("*/templates/*"), *ROLES.glob("*/tasks/*.yml")]:
         assert "/tmp/" not in path.read_text(), path
 
@@ -307,7 +307,7 @@ def test_logs_of_a_month_ago_are_removed_when_ray_starts(tmp_path):
 
 
 def test_ray_s_unit_changes_with_the_variables_of_runs():
-    """A changed unit restarts Ray, whose workers have the variables of its start. Of secret ones it tells nothing."""
+    """A changed unit restarts Ray, so that its workers get new variables. The unit shows only part of their SHA-256."""
     task = tasks("ray_cluster/tasks/main.yml")["Read the SHA-256 of its variables"]
     folder, wanted = named({"container_image_base": "a"}, "folder", "wanted")
     values = {**RUN, **task["vars"], "ray_cluster_environment": {"content": base64.b64encode(wanted.encode()).decode()}}
@@ -336,7 +336,7 @@ def test_packages_of_a_family(path, manager, wanted):
 
 
 def test_time_servers_are_added_and_taken_out_again(play, tmp_path):
-    """Of chrony's own settings nothing changes; a second call changes nothing."""
+    """The existing line of chrony's settings stays, and a second call changes nothing."""
     file, called = tmp_path / "chrony.conf", tmp_path / "called"
     program(tmp_path / "systemctl", f"echo $* >>{called}")
     values = read("host_base/vars/main.yml") | {"host_base_chrony": [str(file), str(tmp_path / "none")]}
@@ -385,7 +385,7 @@ def test_ray_s_ports_are_reserved_and_watched_wherever_they_are():
 
 
 def test_the_site_s_reserved_ports_stay():
-    """Those of before, and those that came meanwhile; without those that this role wrote for another recipe."""
+    """The role keeps ports that the site reserved before or after its last call, but not those that the role wrote."""
     first = host.site_ports("now: 1-3,50\n")
     assert first == "1-3,50"
     assert host.joined_ports([first, "20000-20989,20990,3"]) == "1-3,50,20000-20990"
@@ -438,7 +438,7 @@ def test_target_problems():
 
 
 def end(outcome, **changes):
-    """How a job ended, as follow_job says it."""
+    """The result of follow_job for a job that has ended."""
     return {"outcome": outcome, "result": "exit-code", "status": 3, "lost": [], "without_folder": [], **changes}
 
 
@@ -483,7 +483,7 @@ def test_run_problem(end, said):
     ],
 )
 def test_a_run_is_resumed_if_it_gets_farther_or_has_lost_a_host(end, before, tried, again):
-    """What fails at the same step again, as with a checkpoint that cannot be loaded, is for an operator."""
+    """An operator must act if a run fails at the same step again, for example on a checkpoint that cannot be loaded."""
     assert host.goes_on({"step": 5, "free_gb": 500.0, **end}, before, tried, 2) is again
 
 
@@ -519,8 +519,8 @@ def test_a_spare_host_is_used_at_once_and_in_later_calls(play, tmp_path):
 
 
 def test_secret_variables_are_masked_wherever_they_are(tmp_path):
-    """Whatever their names; a value that is too short to be told from other text where its variable is set. Also what
-    looks like a secret."""
+    """Secrets are masked in all texts, very short ones only where their variable is set. Text that looks like a
+    secret is masked too."""
     hook = "https://open.example/hook/0123-abcd"
     secrets = {"FEISHU_WEBHOOK": hook, "DB": "x", "PHRASE": "two words, one; 'three'", "LONG": f"{hook}/and-more"}
     secrets["PIN"] = 12345
@@ -549,7 +549,7 @@ def test_secret_variables_are_masked_wherever_they_are(tmp_path):
 
 
 def test_the_newest_logs_are_taken_up_to_a_size(tmp_path):
-    """Of all Ray's sessions, the failed one too; what the link to the latest one leads to is taken once."""
+    """Logs of all Ray sessions are packed, newest first. Files behind the link session_latest are packed only once."""
     for age, name in enumerate(("session_2/logs/worker-1.out", "session_1/logs/worker-2.out", "cann/debug/plog/a.log")):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("x" * 400_000)
@@ -570,8 +570,8 @@ VALUES = {"SECRET": "a $(touch run) `touch run` ; touch run", "QUOTES": """it's 
 
 
 def test_variables_of_runs_arrive_as_they_are():
-    """An engine takes each line literally. No other variable names a host's interface: of the head's, Ray's runtime_env
-    makes those of all hosts' processes."""
+    """An engine takes each line literally. No other variable names a host's interface: through Ray's runtime_env,
+    processes on all hosts get the head's variables."""
     values = {"work_dir": "/d", "cluster_interface": "eth7", "container_image_env": {"TP_SOCKET_IFNAME": "e1"}}
     text = rendered("container_image/templates/env.j2", container_image_secret_env=VALUES, **values)
     found = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
@@ -583,7 +583,7 @@ def test_variables_of_runs_arrive_as_they_are():
 
 
 def in_env(folder, engine="docker", stand_in='echo "$@"', devices="/dev"):
-    """Write in-env to a folder, and a stand-in for its engine. Returns in_env(name): what the stand-in prints."""
+    """Write in-env and a stand-in for its engine to a folder. Return call(name), which runs in-env."""
     values = {"install_root": "/o", "work_dir": "/d", "pin_set": "p", "container_image_name": "i:t"}
     values |= {"container_engine": engine, "container_image_folder": str(folder)}
     text = rendered("container_image/templates/in-env.j2", **values)
@@ -602,7 +602,7 @@ def in_env(folder, engine="docker", stand_in='echo "$@"', devices="/dev"):
 @pytest.mark.parametrize("engine", ["docker", "podman"])
 def test_limits_of_an_engine(engine, tmp_path):
     said = in_env(tmp_path, engine)("check")
-    # podman's own limit is 2048 tasks, and SELinux lets no container read what is mounted
+    # By default podman allows 2048 tasks, and SELinux lets no container read mounted folders.
     assert "--pids-limit -1 --security-opt label=disable" in said
     assert ("--ulimit memlock=-1" in said) == (engine == "docker")
     created = "mkdir -p /var/lib/sam-rl-ray" in (tmp_path / "in-env").read_text()
@@ -610,7 +610,7 @@ def test_limits_of_an_engine(engine, tmp_path):
 
 
 def test_two_short_commands_do_not_end_each_other(tmp_path):
-    """Their containers have names of their own; Ray's and the run's are there once."""
+    """Each short command gets a new container name; the containers of Ray and of the run have fixed names."""
     name = in_env(tmp_path, stand_in='while [ "$1" != --name ]; do shift || exit; done; echo "$2"')
     assert name("ray") == "sam-rl-ray" and name("train") == "sam-rl-train"
     first, second = name("status"), name("status")
@@ -629,7 +629,7 @@ def test_only_ray_and_commands_named_npu_get_the_dies(tmp_path):
 
 
 def test_compiled_kernels_outlive_a_container(tmp_path):
-    """Without the locks of killed processes, which are there when Ray starts."""
+    """The kernels are kept in a folder of the host. A start of Ray removes the locks that killed processes left."""
     folder, call = tmp_path / "kernels", in_env(tmp_path)
     (folder / "npu_matmul").mkdir(parents=True)
     for name in ("lock", "npu_matmul.so"):
@@ -640,7 +640,7 @@ def test_compiled_kernels_outlive_a_container(tmp_path):
 
 
 def build_words(**settings):
-    """The words of the image's build and the variables of its process."""
+    """The command that builds the image, and the environment variables of its process."""
     (build,) = (
         task for task in tasks("container_image/tasks/build.yml")["Build the image"]["block"] if "block" in task
     )
@@ -653,7 +653,7 @@ def build_words(**settings):
 
 
 def test_no_password_is_an_argument_of_the_build():
-    """A list of processes and an image's history show those."""
+    """Arguments of the build are visible in the list of processes and in the image's history."""
     proxy = {"https_proxy": "http://me:hunter2@proxy:3128", "no_proxy": ".inside"}
     words, environment = build_words(container_image_index="https://index.example", container_image_proxy=proxy)
     assert "--build-arg=PIP_INDEX_URL=https://index.example" in words and environment == proxy
@@ -675,7 +675,7 @@ def test_no_password_is_an_argument_of_the_build():
     ],
 )
 def test_the_image_s_modules_are_imported(play, text, said, tmp_path):
-    """A module that is there and cannot be imported is named, with the reason."""
+    """If a module cannot be imported, the message names it and the reason."""
     (tmp_path / "engine_of_verl.py").write_text(text)
     program(tmp_path / "in-env", f'cd {tmp_path}; shift 2; exec {sys.executable} "$@"')
     settings = {"recipe": "r", "pins": {"runtime": {"npu": {"imports": {"megatron": ["json", "engine_of_verl"]}}}}}
@@ -696,7 +696,7 @@ def test_every_backend_has_its_imports(lock, backend):
 
 @pytest.mark.parametrize("lock", IMAGE_LOCKS, ids=lambda lock: lock.parent.name)
 def test_megatron_is_built_from_commits_of_any_branch(lock, tmp_path):
-    """A branch can move, and a clone has others' branches as origin's alone; the address of origin is not kept."""
+    """The build clones the pinned commit although it is on another branch, and does not keep the address of origin."""
     npu = tomllib.loads(lock.with_name("pins.toml").read_text())["runtime"]["npu"]
     assert all(re.fullmatch("[0-9a-f]{40}", npu[name]) for name in ("megatron_lm", "mindspeed"))
     origin, copy = tmp_path / "origin", tmp_path / "copy"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handing the image to the hosts, which are this machine, with a program in place of the engine."""
+"""The hosts get the image from the first host. All hosts are this machine; a program stands in for the engine."""
 
 import pytest
 from conftest import program
@@ -12,7 +12,7 @@ esac"""
 
 @pytest.mark.parametrize("limit", ["all", "h2"])
 def test_hosts_without_the_image_take_it_from_the_first_one(play, limit, tmp_path):
-    """Not what an interrupted call has left, which may be a part; nothing stays."""
+    """A partial file that an interrupted call has left is not loaded, and no file stays in the shared folder."""
     program(tmp_path / "docker", ENGINE.format(loaded=tmp_path / "loaded"))
     (tmp_path / "work/runs").mkdir(parents=True)
     copy = tmp_path / "work/runs/.image-KEY.tar"

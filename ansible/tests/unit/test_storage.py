@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storage that does not answer ends a playbook with a sentence before a task waits for it."""
+"""If the storage does not answer, a playbook ends with an error message before any task waits for the storage."""
 
 import os
 import re
@@ -62,7 +62,7 @@ def test_a_playbook_says_so(play, dead):
     ],
 )
 def test_a_host_without_the_shared_folder_is_found_alone(play, apart, limit, sentence, tmp_path):
-    """By --limit. Both hosts are this machine, and one sees another folder there."""
+    """--limit selects one host. Both hosts are this machine, but one has another folder mounted at work_dir."""
     work, own = tmp_path / "work", tmp_path / "own"
     for folder in (work / "runs", own / "runs"):
         folder.mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_a_host_without_the_shared_folder_is_found_alone(play, apart, limit, sen
     ],
 )
 def test_storage_is_measured_by_all_hosts_together(play, settings, sentence, tmp_path):
-    """Both hosts are this machine. Nothing is left, and an active run is not disturbed."""
+    """Both hosts are this machine. The test files are removed, and nothing is written while a run is active."""
     program(tmp_path / "systemctl", f"echo {settings.pop('state', 'inactive')}")
     work = tmp_path / "work"
     (work / "runs").mkdir(parents=True)
@@ -150,7 +150,7 @@ def uses_work_dir(role):
 
 @pytest.mark.parametrize("path", sorted((ANSIBLE / "playbooks").glob("*.yml")), ids=lambda path: path.stem)
 def test_every_playbook_asks_first(path):
-    """Roles in the order of the plays; npu_preflight asks itself."""
+    """A playbook runs shared_storage, or npu_preflight (which includes it), before any other role uses work_dir."""
     names = []
     for play in yaml.safe_load(path.read_text()):
         names += [role["role"] for role in play.get("roles", [])]

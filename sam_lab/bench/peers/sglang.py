@@ -20,7 +20,7 @@ SHA256 = "01f7adfe7cde85b238fb0e1bae4b31d494e19d1471cf35ff3c5489a02f9d2263"
 DEPTH = 18  # the defaults of SGLang's options: tokens of a path,
 BREADTH = 10  # and most children of a node in a draft
 NODES = 10_000_000
-"""SGLang's default; a fifth of them where a trie holds one group, or one request, at a time."""
+"""Number of a trie's nodes, SGLang's default; a fifth of this number if a trie holds one group or request at a time."""
 
 
 @functools.cache

@@ -28,7 +28,7 @@ config = types.SimpleNamespace(allow_internal_format=False)
 
 
 def mem_get_info(device=None):
-    """(free, total) bytes; free falls at every call, because the worker asserts that start-up used memory."""
+    """Return (free, total) bytes; free falls at each call, because the worker asserts that start-up used memory."""
     global _free_bytes
     _free_bytes -= 1 << 20
     return _free_bytes + memory_pool.freed(), TOTAL_BYTES
@@ -39,7 +39,7 @@ def memory_stats(device=None):
 
 
 def zero(*args):
-    """Replaces what the worker reads and does not depend on."""
+    """Replaces functions whose results the worker reads but does not depend on."""
     return 0
 
 
@@ -61,7 +61,7 @@ def get_device_properties(device=None):
 
 
 def is_a3():
-    """Whether the device is an A3, by the environment of this process."""
+    """Return whether the environment of this process makes the device an A3."""
     return os.environ.get("STANDIN_A3") == "1"
 
 
@@ -71,7 +71,7 @@ def get_soc_version():
 
 
 def nothing(*args, **kwargs):
-    """Replaces what torch and the worker call for its effect on a device."""
+    """Replaces functions that torch and the worker call for their effect on a device."""
 
 
 max_memory_allocated = memory_allocated = memory_reserved = current_device = zero

@@ -70,7 +70,7 @@ class Event:
         METER.wait_for("event", self.clock)
 
     def query(self):
-        """Whether it has happened; if not, it happens after the answer."""
+        """Return whether the event has happened. If not, it happens right after this call."""
         happened = self.stream.done >= self.until and self.clock <= METER.reached
         self.run()
         return happened

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On PYTHONPATH with tests/common: every process of a recipe lets vLLM's CPU backend schedule asynchronously."""
+"""With this folder and tests/common on PYTHONPATH, vLLM's CPU backend can schedule asynchronously."""
 
 import importlib.util
 import sys
@@ -13,7 +13,7 @@ AFTER = {
 
 
 class Finder:
-    """Finds the modules of AFTER, and calls their function when they have been executed."""
+    """Import finder that calls the function in AFTER once its module has been executed."""
 
     def find_spec(self, name, path, target=None):
         if after := AFTER.pop(name, None):

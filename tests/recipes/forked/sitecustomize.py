@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On PYTHONPATH with testing/engines: the worker of a recipe's engine is a fork of the engine's process, which has
-imported vLLM already."""
+"""With this folder and testing/engines on PYTHONPATH, a recipe's engine forks its worker from its own process, which
+has already imported vLLM."""
 
 import sys
 

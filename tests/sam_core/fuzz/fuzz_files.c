@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes as a file: a saved pool or a corpus, whole or in such parts that all sums are right. What can be
-// loaded is used.
+// Turns bytes into a file: a saved pool or a corpus, either all of it or parts with correct checksums. Uses the
+// file if it can be loaded.
 
 #include "target.h"
 
 enum { LARGEST = 1 << 20 };
 
 static unsigned char buffer[LARGEST];
-static size_t filled;                  // bytes of the buffer
-static unsigned char learned[1 << 20]; // as a new pool has it
+static size_t filled;                  // bytes in the buffer
+static unsigned char learned[1 << 20]; // the tables of a new pool
 static size_t learned_bytes;
 
 static void write_file(const char *name, const void *data, size_t bytes) {
@@ -63,7 +63,7 @@ static void fill_units(input *in, unsigned char *block, size_t units) {
 
 // ---- saved pools
 
-// Adds a number, now and then another one than the sound one. Returns it.
+// Adds the sound number or, rarely, another one. Returns what it added.
 static uint32_t add_number(input *in, uint32_t sound) {
     uint32_t number = next_byte(in) < 255 ? sound : next_unit(in);
     memcpy(buffer + filled, &number, 4);
@@ -92,7 +92,7 @@ static void add_group(input *in) {
     }
 }
 
-// The whole file in `buffer`: a header, what was learned with a few changes, groups from the input.
+// Writes a whole file to `buffer`: a header, learned tables with a few changes, groups from the input.
 static size_t make_pool_file(input *in) {
     static const unsigned choices[4] = {
         1 << RULE_GROUP, 1 << RULE_GROUP | 1 << RULE_REQUEST, 1 << RULE_GROUP | 1 << RULE_HISTORY,
@@ -108,7 +108,7 @@ static size_t make_pool_file(input *in) {
     memcpy(buffer + sizeof header, learned, learned_bytes);
     for (uint32_t changes = next_byte(in) % 4; changes; changes--) {
         uint32_t place = next_two(in) * 12,
-                 value = next_unit(in); // also in the last part of what was learned
+                 value = next_unit(in); // also in the last learned table
         memcpy(buffer + sizeof header + place % learned_bytes, &value, 4);
     }
     while (groups--)

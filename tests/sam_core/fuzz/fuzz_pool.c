@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes as operations on a pool: slots open, continue closed texts, step, learn and close, rows are drafted by
+// Turns bytes into operations on a pool: slots open, continue closed texts, step, learn and close, rows are drafted by
 // several threads, groups are dropped, the pool is saved and loaded, allocations fail.
 
 #include "target.h"
@@ -70,7 +70,7 @@ static void open_slot(state *s, input *in) {
     s->tokens += (uint32_t)size;
 }
 
-// Opens a slot whose prompt goes on where a closed text of a named group ends, or a few tokens before that.
+// Opens a slot whose prompt continues a closed text of a named group, with or without its last tokens.
 static void continue_text(state *s, input *in) {
     uint32_t byte = next_byte(in), lost = next_byte(in) % 48, more = byte / 4 % 8, slot;
     const pool_group *g = group_find(&s->p, POOL_NAMED, "names", byte % 4);
@@ -177,7 +177,7 @@ static void drop(state *s, input *in) {
     CHECK(status == POOL_OK || (status == POOL_GROUP_IN_USE && found && error.value > 0));
 }
 
-// Writes what was listed before, with all that the pool has freed since.
+// Writes what was listed before, including texts that the pool has freed since.
 static void write_listed(state *s) {
     const char *reason = NULL;
     persist_file file;
@@ -204,7 +204,7 @@ static void list_or_write(state *s) {
     CHECK(s->is_listed || fail_at >= 0);
 }
 
-// Saves the pool and loads it into another one, or anew in its own place.
+// Saves the pool and loads it into another one, or into itself.
 static void save_and_load(state *s, input *in) {
     static pool other;
     uint32_t byte = next_byte(in), number = next_two(in) << 4;
@@ -256,7 +256,7 @@ static void operate(state *s, input *in) {
     case 5:
         drop(s, in);
         break;
-    case 6: // rarely: it takes as long as a hundred others
+    case 6: // rarely: one takes as long as a hundred other operations
         if (byte / 16 % 4 == 0)
             save_and_load(s, in);
         else if (byte / 16 % 4 == 1)
@@ -264,10 +264,10 @@ static void operate(state *s, input *in) {
         else
             continue_text(s, in);
         break;
-    case 8: // an allocation fails soon, or all from then on
+    case 8: // one allocation fails soon, or all do from then on
         fail_at = allocations + next_byte(in) % 64;
         keep_failing = byte & 16;
-        is_hashed &= s->p.threads.count == 1; // else it depends on the threads what fails
+        is_hashed &= s->p.threads.count == 1; // otherwise threads decide what fails
         break;
     case 9:
         fail_at = -1;
@@ -282,7 +282,7 @@ static void operate(state *s, input *in) {
         check_pool(&s->p);
 }
 
-// The largest weights that a model can come to. What it learns from there must be a model that may be loaded.
+// Sets the largest weights that a model can reach. After further learning, it must still be a valid model.
 static void set_extreme_weights(rule_model *m) {
     size_t bytes;
     model_learned *learned = rule_model_learned(m, &bytes);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the fuzz targets share: LLVMFuzzerTestOneInput takes bytes for a list of operations and may do
-// anything but fail a check, touch memory that is not its own, or leak. Built by clang with -fsanitize=fuzzer
-// it is run by libFuzzer; built by any compiler with replay.c it runs the files that are named. Targets write
+// What the fuzz targets share. LLVMFuzzerTestOneInput reads bytes as a list of operations; it must not fail
+// a check, access memory outside its blocks, or leak. Built by clang with -fsanitize=fuzzer, a target is run
+// by libFuzzer; built by any compiler with replay.c, it runs the files that are named. Targets write
 // files to the working folder, which has a file `corpus` of tokens below 8.
 
 #ifndef TARGET_H
@@ -103,8 +103,8 @@ static void add_file_to_hash(const char *name) {
 
 static void print_hash(void) { printf("%016llx\n", (unsigned long long)hash); }
 
-// Tokens, as many as the counts say, as a table that ends where its last row does. The caller frees its
-// tokens and starts.
+// Returns the tokens of all rows as a table that ends where its last row does. The caller frees its tokens
+// and starts.
 static pool_tokens as_table(const int32_t *tokens, size_t rows, const int32_t *counts) {
     size_t width = 0;
     for (size_t i = 0; i < rows; i++)
@@ -118,8 +118,8 @@ static pool_tokens as_table(const int32_t *tokens, size_t rows, const int32_t *c
     return (pool_tokens){table, width, starts, (ptrdiff_t)width};
 }
 
-// Steps with outputs of exactly the size that is needed, and checks what is drafted. An odd number of tokens,
-// if it is that of the counts, comes as a table; two or three more than a multiple of four make a step with index_later.
+// Makes a step with outputs of exactly the necessary size, and checks the drafts. If the number of tokens is odd
+// and fits the counts, they are passed as a table; two or three more than a multiple of four set index_later.
 // Returns the first row's draft in *first, which has room.
 static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens,
                                 size_t token_count, const int32_t *counts, const int32_t *k, bool uniform_k,

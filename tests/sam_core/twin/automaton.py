@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A suffix automaton over several texts with what followed every string in them: the twin of csrc/sam*.c.
+"""A suffix automaton over several texts that knows what followed every string in them: the twin of csrc/sam*.c.
 
 csrc/sam.h draws the structure. Here every state is an object with dictionaries, strings that occurred once included
 (the C keeps these as leaves of one link each), and a token counts for the whole link path, so a long loop in a text is
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-MAX_MATCH = 64  # tokens; but for "oldest", longer matches count as matches of their last 64 tokens
+MAX_MATCH = 64  # tokens; except in "oldest", longer matches count as matches of their last 64 tokens
 
 Place = tuple[int, int]  # number of a text, position in it
 
@@ -23,21 +23,21 @@ class State:
 
     length: int  # tokens in the longest string
     end: Place | None  # where the longest string ended first
-    link: State | None = None  # of the next shorter suffixes, which end at more places; None: the empty string
+    link: State | None = None  # state of the next shorter suffixes, which end at more places; None: the empty string
     edges: dict[int, State] = field(default_factory=dict)  # token -> the longest string with it, in order of creation
     counts: dict[int, int] = field(default_factory=dict)  # token -> how often it followed
     best: int = -1  # the token that followed most often, the newest on a tie
-    place: Place | None = None  # of the token that followed last (of an "oldest" index: first)
+    place: Place | None = None  # place of the token that followed last (in an "oldest" index: first)
     again: bool = False  # whether the strings occurred again or other texts branch off here: the C has a node of it
 
     @property
     def followed(self) -> int:
-        """Occurrences that are followed by a token."""
+        """The number of occurrences that are followed by a token."""
         return sum(self.counts.values())
 
 
 def shorter(state: State | None, length: int) -> Iterator[tuple[State, int]]:
-    """A match of `length` tokens in `state` and its suffixes that end at more places, with their lengths."""
+    """Yield a match of `length` tokens in `state`, and its suffixes that end at more places, with their lengths."""
     while length:
         yield state, length
         state = state.link
@@ -81,7 +81,7 @@ class Index:
         return state
 
     def _meet(self, p: State, token: int) -> State:
-        """The state of the longest string of `p` with `token`, which now occurs again; split off if need be."""
+        """Return the state of the longest string of `p` plus `token`, which now occurs again; split it off if new."""
         q = p.edges[token]
         if q.length == p.length + 1:
             q.again = True
@@ -99,9 +99,9 @@ class Index:
         return clone
 
     def _mark(self, state: State, token: int, place: Place, older: bool) -> None:
-        """`token` at `place` follows the text of `state` and so all its suffixes."""
+        """Record that `token` at `place` follows the text of `state`, and so all its suffixes."""
         while state.link is not None:
-            # A string of more than MAX_MATCH tokens is counted once only, while it has occurred once.
+            # A string of more than MAX_MATCH tokens is counted only while it has occurred once.
             if self.oldest or not state.again or state.link.length < MAX_MATCH:
                 own = state.place is not None and state.place[0] == place[0]
                 takes = state.place is None or (older and not own if self.oldest else not older or own)
@@ -127,7 +127,7 @@ class Index:
         return next(((at, size) for at, size in shorter(state, length) if at.counts), (self.root, 0))
 
     def near(self, state: State, length: int) -> tuple[State, int]:
-        """State and length of the last MAX_MATCH tokens, at most, of a string of `length` tokens in `state`."""
+        """Return state and length of at most the last MAX_MATCH tokens of a string of `length` tokens in `state`."""
         if length <= MAX_MATCH:
             return state, length
         while state.link is not None and state.link.length >= MAX_MATCH:
@@ -135,7 +135,7 @@ class Index:
         return state, MAX_MATCH
 
     def advance(self, state: State, length: int, token: int) -> tuple[State, int]:
-        """Move a match on by one token: state and length of the longest suffix that stands in the index."""
+        """Extend a match by one token; return state and length of the longest suffix that is in the index."""
         while token not in state.edges and state.link is not None:
             state = state.link
             length = state.length

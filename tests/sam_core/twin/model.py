@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pool has learned of its drafts: the twin of csrc/model.c. Everything is integers.
+"""The tables that a pool learns from its drafts: the twin of csrc/model.c. All numbers are integers.
 
 A probability is an adaptive mean in 32 bits: the upper 22 are the mean, the lower 10 the number of outcomes it has
 seen, up to LIMIT. An outcome moves the mean by 1/(outcomes + 1.5). Mixing works on stretch(p) = ln(p/(1-p)) with 8
@@ -20,24 +20,24 @@ import numpy.typing as npt
 import sam_core
 
 REQUEST, GROUP, CORPUS, HISTORY, COMMON = range(5)
-SOURCES = 3  # that have bins: history stands in the group's index
-RANKS = 2  # matches of one source that are asked
+SOURCES = 3  # sources with bins; history is part of the group's index
+RANKS = 2  # matches that are looked up in each source
 LENGTHS = 12  # classes of match lengths
 COUNTS = 8  # classes of counts
 BINS = SOURCES * RANKS * LENGTHS * COUNTS * COUNTS * 2
 SHARES = 16  # classes of the share of a token among all
-KEYS = (1, 2, 3, 5)  # last tokens that are the key of each table of successors
+KEYS = (1, 2, 3, 5)  # number of last tokens that form the key of each table of successors
 ORDERS = len(KEYS)
 LAST = KEYS[-1]
 SUCCESSORS = 1 << 14
-MOST_SEEN = 15  # times that a successor came, as far as they are counted
-PATIENCE = 4  # times that other tokens ask in vain for the entry of a successor that came twice
+MOST_SEEN = 15  # largest counted number of a successor's occurrences
+PATIENCE = 4  # failed requests of other tokens for the entry of a successor that came twice
 SUCCESSOR_BINS = BINS + SHARES
 ALL_BINS = SUCCESSOR_BINS + ORDERS * (MOST_SEEN + 1) * 2
 TOKENS = 3  # tables keyed by a candidate and 0, 1 or 2 tokens before it
 HASHES = 1 << 13
 CLASSES = 7  # coarser classes of match lengths
-KINDS = 4  # of candidates: named by matches at depth 0, 1 .. 2 or more of a draft, or only frequent
+KINDS = 4  # kinds of candidates: named by matches at depth 0, 1 .. 2 or more of a draft, or only frequent
 FREQUENT = 3
 SETS = CLASSES * CLASSES * 4 * KINDS
 # Inputs of the mix: a bin of each match, the share, the token tables, the successor, a constant.
@@ -47,9 +47,9 @@ SUCCESSOR_INPUT = TOKEN_INPUT + TOKENS
 CONSTANT = SUCCESSOR_INPUT + 1
 INPUTS = CONSTANT + 1
 TABLES = np.cumsum([ALL_BINS, TOKENS * HASHES, SETS * INPUTS, ORDERS * SUCCESSORS * 2]).tolist()  # where each ends
-HEADER_BYTES = 80  # of a saved pool
+HEADER_BYTES = 80  # size of a saved pool's header
 LIMIT = 255
-MOST_WEIGHT = 1 << 20  # either way
+MOST_WEIGHT = 1 << 20  # largest absolute weight
 ONE = 1 << 12  # probability 1
 
 _SQUASH = (1, 2, 4, 6, 10, 17, 27, 45, 74, 120, 194, 310, 488, 747, 1101, 1546, 2048)
@@ -64,7 +64,7 @@ def class_of(value: int, largest: tuple[int, ...]) -> int:
 
 
 def squash(stretched: int) -> int:
-    """4096 / (1 + exp(-x)), interpolated between multiples of 1/2 from -8 to 8: 1 .. ONE - 1."""
+    """Return 4096 / (1 + exp(-x)), interpolated between multiples of 1/2 from -8 to 8: 1 .. ONE - 1."""
     if abs(stretched) > 2047:
         return ONE - 1 if stretched > 0 else 1
     low, part = divmod(stretched + 2048, 128)
@@ -72,7 +72,7 @@ def squash(stretched: int) -> int:
 
 
 STRETCH = [bisect.bisect_left(range(-2047, 2047), p, key=squash) - 2047 for p in range(ONE)]
-"""The inverse of squash, by probability of 12 bits."""
+"""The inverse of squash, indexed by a probability of 12 bits."""
 
 
 def match_bins(source: int, rank: int, length: int) -> int:
@@ -117,7 +117,7 @@ def token_hash(order: int, candidate: int, last: int, before: int) -> int:
 
 
 def successor_bin(order: int, times: int, is_it: bool) -> int:
-    """The bin for a candidate where a successor came so many times; is_it: the candidate is that successor."""
+    """The bin of a candidate if a successor came `times` times. is_it: whether the candidate is that successor."""
     return SUCCESSOR_BINS + (order * (MOST_SEEN + 1) + times) * 2 + is_it
 
 
@@ -156,7 +156,7 @@ def updated(entry: int, outcome: bool) -> int:
 
 @functools.cache
 def _prior(rule: str) -> npt.NDArray[np.uint32]:
-    """The tables of a new pool, one behind the other as a saved pool has them."""
+    """The tables of a new pool, one after the other, as in a saved pool."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pool")
         sam_core.Pool(rule=rule).save(path)
@@ -164,7 +164,7 @@ def _prior(rule: str) -> npt.NDArray[np.uint32]:
 
 
 class Model:
-    """The tables, at first those of a new pool: their numbers are guesses, which only the C has."""
+    """The tables, at first those of a new pool. Only the C sources contain these guessed numbers."""
 
     def __init__(self, rule: str) -> None:
         bins, tokens, weights, _ = np.split(_prior(rule), TABLES[:-1])
@@ -175,7 +175,7 @@ class Model:
         self.successors = [[(0, 0, 0, 0)] * SUCCESSORS for _ in range(ORDERS)]
 
     def successor(self, order: int, last: Sequence[int]) -> tuple[int, int]:
-        """What followed the last tokens, the latest first, in table `order`, and how often; (-1, 0): unknown."""
+        """Return what followed the last tokens (the latest first) in table `order`, and how often; (-1, 0): unknown."""
         at, key = successor_hash(order, last)
         token, found, _, seen = self.successors[order][at]
         return (token, seen) if seen and found == key else (-1, 0)
@@ -185,7 +185,7 @@ class Model:
         for order, table in enumerate(self.successors):
             at, key = successor_hash(order, last)
             known, found, asked, seen = table[at]
-            if found != key:  # other tokens have the entry: it is theirs while it is of use
+            if found != key:  # other tokens own the entry and keep it while it is of use
                 if seen > 1 and asked < PATIENCE:
                     table[at] = known, found, asked + 1, seen
                     continue
@@ -198,7 +198,7 @@ class Model:
                 table[at] = token, key, 0, 1
 
     def learned(self) -> npt.NDArray[np.uint32]:
-        """All tables, one behind the other as in the C."""
+        """Return all tables, one after the other, as in the C."""
         entries = [entry for table in self.successors for entry in table]
         successors = [(token, key << 16 | asked << 8 | seen) for token, key, asked, seen in entries]
         tables = self.bins, self.tokens, self.weights, successors

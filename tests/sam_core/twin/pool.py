@@ -15,13 +15,13 @@ from twin.automaton import Index, State
 from twin.model import LAST, Model
 
 BY_PROMPT = "by_prompt"
-SPARE_SLOTS = 64  # closed slot numbers that wait at least before one is used again
-SLICE = 2048  # tokens that a step indexes at most, in addition to six for each new one of slots that draft
-MAX_LOST = 32  # last tokens of a text that a prompt which continues it may lack
+SPARE_SLOTS = 64  # closed slot numbers that are kept back before one is used again
+SLICE = 2048  # most tokens that a step indexes, in addition to six for each new one of slots that draft
+MAX_LOST = 32  # most tokens at the end of a text that are missing in a prompt that continues it
 MANY_ROWS = 256  # for which a step with index_later indexes nothing at once
-OFF_SLICE = 512  # of a step that drafts nothing
-AHEAD = 64  # last tokens of a text that an index from which it drafts may lack
-_SOURCES = ("request", "group", "corpus", "history", "common")  # by their numbers, as sam_core.SOURCES
+OFF_SLICE = 512  # SLICE for a step that drafts nothing
+AHEAD = 64  # most tokens at the end of a text that are missing in an index from which it drafts
+_SOURCES = ("request", "group", "corpus", "history", "common")  # in the order of their numbers, as sam_core.SOURCES
 
 
 @dataclass
@@ -36,7 +36,7 @@ class _Text:
         self.drop_index()
 
     def drop_index(self) -> None:
-        self.state: State | None = None  # its end in the group's index; None: that has nothing of it
+        self.state: State | None = None  # the text's end in the group's index; None: the index has nothing of the text
         self.fed = 0  # tokens that the group's index has
         self.due = self.older = False
 
@@ -52,7 +52,7 @@ class _Group:
 
     def drop_index(self) -> None:
         """Forget the index, and the texts that were removed."""
-        self.index: Index | None = None  # until a slot asks for it and there are two texts
+        self.index: Index | None = None  # None until a slot asks for it and there are two texts
         self.prompt: State | None = None  # end of the carrier's prompt in the index, where it stands once
         self.carrier: _Text | None = None  # the text by which the prompt is fed
         self.due: list[_Text] = []  # open texts to feed
@@ -70,7 +70,7 @@ class _Group:
         self.grew(text)
 
     def find_start(self, prompt: list[int]) -> _Text | None:
-        """The closed text that a slot with this prompt continues, see `group_find_start` of the C, or None."""
+        """Return the closed text that a slot with this prompt continues, or None. See `group_find_start` in the C."""
         start, most = None, 0
         for text in [] if self.by_prompt else reversed(self.texts):
             size = len(text.tokens)
@@ -104,11 +104,11 @@ class _Group:
                 self.texts.remove(text)
 
     def is_worthwhile(self) -> bool:
-        """Whether the group should have an index."""
+        """Return whether the group should have an index."""
         return self.alone or sum(not text.removed for text in self.texts) > 1
 
     def catch_up(self, text: _Text, work: _Work) -> None:
-        """Feed what the index lacks of a slot's text; begin the index if it is worth having."""
+        """Feed the tokens of a slot's text that the index lacks. Begin the index if it is worthwhile."""
         if not self.index:
             if not self.is_worthwhile():
                 return
@@ -120,7 +120,7 @@ class _Group:
         self._feed(text, work, False)
 
     def feed_others(self, work: _Work) -> None:
-        """Feed the other texts: those that grew, then closed ones, the newest first."""
+        """Feed the other texts: first texts that grew, then closed ones, the newest first."""
         while self.index and self.due and work.left > 0:
             text = self.due[0]
             if not text.removed and not self._feed(text, work, False):
@@ -134,7 +134,7 @@ class _Group:
             self.next_past -= 1
 
     def _feed(self, text: _Text, work: _Work, older: bool) -> bool:
-        """Whether the index has all of a text now."""
+        """Feed a text; return whether the index has all of it now."""
         if self.prompt is None:
             if self.carrier is None:
                 self.carrier = text
@@ -163,12 +163,12 @@ class _Group:
 
 class _Slot:
     def __init__(self, text: _Text | None, isolated: bool) -> None:
-        self.text = text  # None: nothing needs it, and the slot never drafts
+        self.text = text  # None: no source needs the text, and the slot never drafts
         self.isolated = isolated
         self.group: _Group | None = None
         self.request: Index | None = None
-        self.last: State | None = None  # end in it of what it has of the text
-        self.fed = 0  # tokens that it has
+        self.last: State | None = None  # end of the indexed part of the text in `request`
+        self.fed = 0  # tokens in `request`
         self.corpus_at: list[tuple[int, int]] | None = None
         self.record = rules.Record()
 
@@ -197,7 +197,7 @@ class Pool:
         self._free: list[int] = []  # closed slot numbers, a queue
         self._groups: dict[bytes | tuple[int, ...], _Group] = {}
         self._left: list[tuple[_Slot, int, bool]] = []  # rows to feed: slot, new tokens, whether it drafts
-        self._work = _Work(0)  # for them
+        self._work = _Work(0)  # work left for these rows
         self._appended = 0
         self._drafts, self._drafted, self._accepted = [0] * 5, [0] * 5, [0] * 5  # by source
 
@@ -330,7 +330,7 @@ class Pool:
             slot.corpus_at = self._corpus.advance(slot.corpus_at, token)
 
     def _is_behind(self, slot: _Slot, count: int) -> bool:
-        """Whether a slot's indexes lack more than its `count` new tokens, or are to be begun."""
+        """Return whether a slot's indexes lack more than its `count` new tokens, or have yet to be begun."""
         if not slot.text:
             return False
         old, group = len(slot.text.tokens) - count, slot.group

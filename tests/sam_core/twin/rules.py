@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting rules, from where a text matched earlier text to the tokens that may come next.
+"""Drafting rules: they turn matches of a text with earlier texts into tokens that may come next.
 
 The twin of csrc/rules.c and of the files that csrc/draft.h lists; csrc/rules.h explains the rules. A path's probability
-is an integer, of PATH_ONE.
+is an integer out of PATH_ONE.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from twin.automaton import Index, State, shorter
 from twin.model import COMMON, CORPUS, GROUP, HISTORY, REQUEST, Model
 
 MAX_DRAFT = 64
-MAX_CANDIDATES = 13  # of the end of the text
-DEEP_CANDIDATES = 5  # of a node below
+MAX_CANDIDATES = 13  # for the first token of a draft
+DEEP_CANDIDATES = 5  # for each later token
 MORE = 6  # tokens after a match in a corpus that are looked up
 SHORT_MATCH = 4  # tokens; successors are used only if no match has more
-ALPHA = 4  # of `suffix`, SuffixDecoding's alpha: a match of p tokens drafts at most ALPHA * p
+ALPHA = 4  # SuffixDecoding's alpha, for the rule `suffix`: a match of p tokens drafts at most ALPHA * p
 PATH_ONE = 1 << 30
 
 
 @dataclass
 class Context:
-    """Where a text stands in each source."""
+    """The position of a text in each source."""
 
-    index: list[Index | None]  # of the request and of the group; None: not a source, or nothing in it
+    index: list[Index | None]  # those of request and group; None: no source, or an empty one
     match: list[tuple[State | None, int]]  # the state of the longest match that something followed, and its length
     past: int  # the group's texts with smaller numbers are its history
     corpus: Corpus | None
@@ -41,7 +41,7 @@ class Context:
     vocab_size: int  # a draft ends before a token of at least this; 0: of none
 
     def followed_in_past(self, state: State, token: int) -> bool:
-        """Whether `token` followed a match in the group's index, or the next shorter one, in the history last."""
+        """Whether `token` last followed a match in the group's index, or the next shorter match, in the history."""
         while token not in state.edges and state.link is not None:
             state = state.link
         if token not in state.edges:
@@ -53,12 +53,12 @@ class Context:
 
 @dataclass
 class Match:
-    """A string that the text ends with and that stood in a source, with what followed it, as far as it is looked up."""
+    """A string at the end of the text that occurs in a source, with what followed it, as far as it is looked up."""
 
     source: int
-    rank: int  # among the matches of the source
+    rank: int  # rank among the matches of the source
     length: int
-    followed: int  # occurrences that a token follows
+    followed: int  # number of occurrences that a token follows
     best: int
     newest: int  # the token that followed last; -1 in a corpus, which has no such order
     counts: dict[int, int]
@@ -75,20 +75,20 @@ class Match:
 
 @dataclass
 class Candidate:
-    """A token that may follow a node, with what its probability was made of."""
+    """A token that may follow a node, with the parts of its probability."""
 
     token: int
     source: int
-    share: int = 0  # how often the token came in all, if it is among the most frequent
-    probability: int = 0  # of M.ONE
-    set: int = 0  # of weights
+    share: int = 0  # how often the token came in total, if it is among the most frequent
+    probability: int = 0  # out of M.ONE
+    set: int = 0  # set of weights
     inputs: list[tuple[int, int, int]] = field(default_factory=list)  # (bin, input, stretched probability)
     hashes: list[tuple[int, int]] = field(default_factory=list)  # (entry, stretched probability) by order
 
 
 @dataclass
 class Node:
-    """A token of a draft in the making, or the end of the text, with what may follow it."""
+    """A token of an unfinished draft, or the end of the text, with candidates for the next token."""
 
     token: int
     path: int  # probability of the path to the node
@@ -99,7 +99,7 @@ class Node:
     candidates: list[Candidate] = field(default_factory=list)
 
     def name(self, most: int, token: int, source: int) -> Candidate | None:
-        """The candidate for `token`, a new one if need be; None if there are `most` already."""
+        """Return the candidate for `token`, a new one if necessary; None if there are `most` already."""
         found = next((candidate for candidate in self.candidates if candidate.token == token), None)
         if not found and token >= 0 and len(self.candidates) < most:
             found = Candidate(token, source)
@@ -108,7 +108,7 @@ class Node:
 
 
 class Drafted(NamedTuple):
-    """A token of a draft, with the probability of the path to it and the bin that this was read from."""
+    """A token of a draft, with the probability of the path to it and the bin that gave this probability."""
 
     token: int
     path: int
@@ -124,17 +124,17 @@ class Drafted(NamedTuple):
 
 @dataclass
 class Record:
-    """A draft and what was considered for it, to learn from."""
+    """A draft and the candidates considered for it, from which the model learns."""
 
-    floor: int = 0  # the draft ends before a path below it, whose token is only learned from
-    last: tuple[int, ...] = ()  # tokens before the draft, as of Context
+    floor: int = 0  # the draft ends before a path below this; its token is only learned from
+    last: tuple[int, ...] = ()  # tokens before the draft, as in Context
     isolated: bool = False
     tokens: list[Drafted] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
     @property
     def cut(self) -> bool:
-        """Whether the last token is too improbable to be drafted."""
+        """Whether the last token was too improbable to be drafted."""
         return bool(self.tokens) and self.tokens[-1].path < self.floor
 
     @property
@@ -143,7 +143,7 @@ class Record:
 
 
 def times(path: int, probability: int) -> int:
-    """A path's probability times one of 12 bits."""
+    """Return a path's probability times a probability of 12 bits."""
     return path * probability // M.ONE
 
 
@@ -202,7 +202,7 @@ def _learn_candidate(model: Model, candidate: Candidate, outcome: bool, isolated
 
 
 def _moved(weight: int, by: int) -> int:
-    """A weight moved by by / 2**12, rounded to nearest, halves away from zero; at most M.MOST_WEIGHT either way."""
+    """Return weight + by / 2**12, rounded to nearest, halves away from zero, within -M.MOST_WEIGHT .. M.MOST_WEIGHT."""
     weight += by + 2048 >> 12 if by >= 0 else -(2048 - by >> 12)
     return max(-M.MOST_WEIGHT, min(weight, M.MOST_WEIGHT))
 
@@ -211,7 +211,7 @@ def _moved(weight: int, by: int) -> int:
 
 
 class _Walk:
-    """A draft that is matched again at every token: its nodes, the end of the text first."""
+    """A draft whose matches are updated at every token: its nodes, the end of the text first."""
 
     def __init__(self, model: Model, context: Context, floor: int) -> None:
         self.model, self.context = model, context
@@ -240,7 +240,7 @@ class _Walk:
         return self.record
 
     def _emit(self, node: Node, candidate: Candidate, path: int) -> None:
-        """Draft a candidate of the last node and add the node behind it."""
+        """Draft a candidate of the last node, and add the next node."""
         context, source = self.context, candidate.source
         if source == GROUP and context.past:
             state, length = node.match[GROUP]
@@ -251,7 +251,7 @@ class _Walk:
         self.nodes.append(Node(candidate.token, path, node.depth + 1, [], [], ()))
 
     def _match_length(self, node: Node, candidate: Candidate) -> int:
-        """Tokens of the longest match in the candidate's source that it continues; 0: a successor or only frequent."""
+        """Length of the longest match in its source that the candidate continues; 0: a successor, or only frequent."""
         context, token = self.context, candidate.token
         if candidate.source == COMMON or candidate.inputs[0][0] >= M.BINS:
             return 0
@@ -260,7 +260,7 @@ class _Walk:
         return next((size for at, size in shorter(*node.match[candidate.source]) if token in at.edges), 0)
 
     def _advance(self, before: Node, node: Node) -> None:
-        """Move the matches of the node before on by the node's token."""
+        """Extend the previous node's matches by the node's token."""
         token = node.token
         node.last = (token, *before.last[:-1])
         pairs = zip(self.context.index, before.match, strict=True)
@@ -273,7 +273,7 @@ class _Walk:
                 size = longer[1] - longer[0]
 
     def _matches(self, node: Node) -> list[Match]:
-        """Up to M.RANKS of each source: the longest that something followed, then those with more occurrences."""
+        """Up to M.RANKS matches of each source: the longest that something followed, then more frequent ones."""
         found: list[Match] = []
         for source in (REQUEST, GROUP):
             index, rank, followed = self.context.index[source], 0, 0
@@ -301,7 +301,7 @@ class _Walk:
         shared = self.context.index[shared_source]
         order, successor, times = self._successor(node, shared)
         node.name(most, successor, COMMON if self.context.common else shared_source)
-        named = len(node.candidates)  # by a match or successor; what is only frequent asks no match
+        named = len(node.candidates)  # by a match or successor; tokens that are only frequent look up no match
         if shared and shared.frequent[1] and not named:
             token, count = shared.frequent
             node.name(most, token, shared_source).share = count
@@ -323,7 +323,7 @@ class _Walk:
     def _successor(self, node: Node, index: Index | None) -> tuple[int, int, int]:
         """The successor of the most tokens that may be drafted: (order, token, times); token -1: there is none."""
         named = {candidate.token for candidate in node.candidates}
-        short = all(length <= SHORT_MATCH for _, length in node.match)  # longer matches know better
+        short = all(length <= SHORT_MATCH for _, length in node.match)  # longer matches are more reliable
         if short and not self.context.isolated:
             for order in reversed(range(M.ORDERS)):
                 token, times = self.model.successor(order, node.last)
@@ -353,11 +353,11 @@ class _Walk:
 
 
 def _find_copy(context: Context, source: int) -> tuple[int, int, list[int]]:
-    """The length of the longest match in one source, the source or HISTORY, and what followed it; 0: none."""
+    """Return the longest match's length in one source, the source or HISTORY, and what followed; length 0: none."""
     if source == CORPUS:
         corpus = context.corpus
         for length in range(len(context.corpus_at) - 1 if corpus else 0, 0, -1):
-            # `newest` has no order to go by in a corpus: both rules take the first occurrence.
+            # A corpus has no order for `newest` to follow: both rules choose the first occurrence.
             at = corpus.first((*context.corpus_at[length], length))
             tokens = [int(token) for token in corpus.tokens[at : at + MAX_DRAFT]]
             tokens = tokens[: tokens.index(END)] if END in tokens else tokens
@@ -374,11 +374,11 @@ def _find_copy(context: Context, source: int) -> tuple[int, int, list[int]]:
 
 
 def _draft_copy(model: Model, context: Context, k: int, floor: int) -> Record:
-    """A copy of what followed the longest match of all sources, the first source's on a tie."""
+    """Draft a copy of what followed the longest match of all sources; on a tie, the first source's."""
     copies = [(*_find_copy(context, source), source) for source in (REQUEST, GROUP, CORPUS)]
     longest, source, tokens, bin_source = max(copies, key=lambda copy: copy[0])
     record, path = Record(floor), PATH_ONE
-    for depth, token in enumerate(tokens[:k]):  # `depth` counts once more in the place of a count's class
+    for depth, token in enumerate(tokens[:k]):  # `depth` is also used in place of a count's class
         bin_number = M.copied_bin(bin_source, longest, depth)
         path = times(path, M.probability(model.bins[bin_number]))
         if not path or record.cut:
@@ -392,7 +392,7 @@ def _draft_copy(model: Model, context: Context, k: int, floor: int) -> Record:
 
 @dataclass
 class _String:
-    """A string of a source that a draft has come to, in `state` of an index or at `at` in the corpus."""
+    """A string of a source that a draft has reached, as a `state` of an index or at `at` in the corpus."""
 
     source: int
     length: int
@@ -400,7 +400,7 @@ class _String:
     at: tuple[int, int, int] | None
 
     def best(self, context: Context) -> tuple[int, int, int]:
-        """The most frequent token after the string, its count, and how many tokens followed in all; 0: none did."""
+        """The most frequent token after the string, its count, and the count of all following tokens; 0: none."""
         if self.source == CORPUS:
             (token, count), *_ = context.corpus.next(self.at, 1) or [(-1, 0)]
             return token, count, self.at[1] - self.at[0]
@@ -433,14 +433,14 @@ def _expand(model: Model, context: Context, string: _String, most: int) -> tuple
 
 
 def _strings(context: Context) -> list[_String]:
-    """Every match of every source, the longest of each first."""
+    """Return every match of every source, the longest of each source first."""
     strings = [_String(source, n, at, None) for source in (REQUEST, GROUP) for at, n in shorter(*context.match[source])]
     lengths = range(len(context.corpus_at) - 1 if context.corpus else 0, 0, -1)
     return strings + [_String(CORPUS, length, None, (*context.corpus_at[length], length)) for length in lengths]
 
 
 def _draft_suffix(model: Model, context: Context, k: int, floor: int) -> Record:
-    """GenerateCandidateTree: every match of every source is tried, the best score wins, the first on a tie."""
+    """GenerateCandidateTree: try every match of every source. The best score wins, or the first one on a tie."""
     record, strings = Record(floor), _strings(context)
     tried = [(*_expand(model, context, each, min(k, ALPHA * each.length)), each) for each in strings]
     _, best, start = max(tried, key=lambda trial: trial[0], default=(0, [], None))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that needs neither torch nor vLLM: rollout on every host of a Ray cluster by a policy that sharpens each step.
+"""A job without torch and vLLM: rollout on every host of a Ray cluster by a policy that becomes sharper in each step.
 
 The policy is a table of logits for the next of 24 tokens given the last one. A worker on each host samples answers,
 with sam_core drafting and each draft verified against the sample; the reward is the share of tokens that follow their
@@ -61,7 +61,7 @@ class Rollout:
         return f"{ray.util.get_node_ip_address()}:{self.server.server_port}"
 
     def sample(self, logits, seed):
-        """(host name, rewards of its answers, draft tokens verified, accepted)."""
+        """Sample answers; return (host name, rewards, number of verified draft tokens, number of accepted ones)."""
         draw = random.Random(seed)
         cumulative = np.cumsum(np.exp(logits - logits.max(1, keepdims=True)), axis=1)
         rewards, drafted, accepted = [], 0, 0
@@ -136,7 +136,7 @@ def main():
     ]
     successor = np.roll(np.eye(TOKENS), 1, axis=1)
     with published(folder) as publish:
-        # As verl does (verl/workers/rollout/utils.py, update_prometheus_config).
+        # verl writes the same file (verl/workers/rollout/utils.py, update_prometheus_config).
         targets = ray.get([worker.address.remote() for worker in workers])
         save(verl_file(folder), {"scrape_configs": [{"job_name": "rollout", "static_configs": [{"targets": targets}]}]})
         for step in range(state["step"] + 1, int(settings["steps"]) + 1):
@@ -148,7 +148,7 @@ def main():
             reward = sum(rewards) / len(rewards)
             line = {"step": step, "reward": round(reward, 4), "hosts": sorted(part[0] for part in parts)}
             line |= {"drafted": sum(part[2] for part in parts), "accepted": sum(part[3] for part in parts)}
-            # One request runs on each host at a time: all of the rollout is tail.
+            # Each host runs one request at a time, so the whole rollout counts as its tail.
             data = {"timing_s/gen": rollout_s, "timing_s/step": time.monotonic() - begin, "critic/rewards/mean": reward}
             data |= {"response_length/mean": LENGTH, "rollout/spec/busy_s": rollout_s, "rollout/spec/tail_s": rollout_s}
             data |= {f"rollout/spec/{name}": line[name] for name in ("drafted", "accepted")}

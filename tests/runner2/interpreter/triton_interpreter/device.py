@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's second runner on the CPU: Triton's interpreter runs its kernels.
 
-Streams and events are placeholders there, so work is done when it is launched. To the drafter it seems unfinished for
-as long as a device could need: what a step sampled reaches the host with its event. A wait for it, or a read from the
-device, ends the engine. The device's time is that of a clock which each step advances.
+Streams and events are placeholders on the CPU, so work is done when it is launched. For the drafter it stays unfinished
+for as long as a device could need: sampled tokens reach the host only with the event of their step. The engine fails if
+the drafter waits for the event or reads from the device. Each step advances a clock, which gives the device's time.
 
-In spawned processes vLLM loads this as a plugin.
+In spawned processes vLLM loads this module as a plugin.
 """
 
 import functools
@@ -14,12 +14,12 @@ import sys
 from unittest import mock
 
 STEP_MS, ROW_MS, DRAFT_MS = 10.0, 0.35, 0.5
-"""What a step of the device takes: at all, for a row, and for drafts."""
+"""Milliseconds of a step of the device: fixed, per token, and for drafting."""
 
 
 @functools.cache
 def simulate_device():
-    """Asynchronous scheduling, which the CPU backend switches off, and a device that is not always done."""
+    """Allow asynchronous scheduling, which the CPU backend switches off, and simulate a device that takes time."""
     import numpy as np
     import torch
     from sam_core.engines.vllm.pauses import Pauses
@@ -42,10 +42,10 @@ def simulate_device():
         vllm_config.scheduler_config.async_scheduling = asynchronous
 
     class Event(shm._EventPlaceholder):
-        """Done when the engine has waited for it, or when it was asked for often enough.
+        """An event that is done after the engine has waited for it, or after a random number of queries.
 
-        The engine begins a step once it has had all outputs but the last, or all if it schedules synchronously, so the
-        drafter waits for nothing if it has been told that an output is there, or if that is so old.
+        The engine begins a step when it has all outputs but the last one, or all if it schedules synchronously. So the
+        drafter may only synchronize with an event that a query has reported as done, or with one of an older step.
         """
 
         step = 0
@@ -104,7 +104,7 @@ def simulate_device():
     Pauses.launched = launch
     async_utils.async_copy_to_np, Speculator.update_requests = copy_later, begin
     topk_topp_sampler.HAS_TRITON = False  # the interpreter cannot run this kernel
-    tldevice.log1p = lambda x: language.log(x.to(language.float64) + 1).to(x.dtype)  # it has none; vLLM up to 0.30
+    tldevice.log1p = lambda x: language.log(x.to(language.float64) + 1).to(x.dtype)  # for vLLM up to 0.30
     CpuPlatform.check_and_update_config = staticmethod(keep_asynchronous)
     torch.Event = torch.cuda.Event = Event
     speed_up()
@@ -113,8 +113,8 @@ def simulate_device():
 
 
 def allow_adaptive_verification():
-    """What a CPU lacks for it: graphs, a backend that says it can, trials at the engine's start, Inductor. Releases of
-    vLLM ask for it in different places."""
+    """Replace what a CPU lacks for adaptive verification: graphs, an attention backend that supports it, trial runs at
+    the engine's start, Inductor. Releases of vLLM check these in different places."""
     import vllm.v1.worker.gpu.spec_decode.adaptive_verification as adaptive
     from sam_core.engines.vllm.plugin import front
     from sam_core.engines.vllm.verification import Verification
@@ -141,7 +141,7 @@ def allow_adaptive_verification():
 
 
 def watch_reads():
-    """A read from the device while the asynchronous drafter drafts raises."""
+    """Raise an error when the asynchronous drafter reads from the device while it drafts."""
     from sam_core.engines.vllm.runner2 import Speculator
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver, active only where kernels are interpreted."""
+"""The driver of the backend, which is active only if kernels are interpreted."""
 
 import os
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes kernels several times as fast in Triton's interpreter, which is made to be exact in a process that also
-compiles."""
+"""Makes kernels several times as fast in Triton's interpreter, which repeats checks, and patches and restores Triton's
+language for processes that also compile."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ from triton.runtime import interpreter
 
 class Kept:
     def restore(self):
-        """The language stays patched, as nothing is compiled."""
+        """Do nothing: the language stays patched, because nothing is compiled."""
 
 
 def speed_up():
@@ -20,16 +20,16 @@ def speed_up():
     execute, find, numpy_types = interpreter.GridExecutor.__call__, interpreter._get_np_dtype, {}
 
     def patch_once(function):
-        """The interpreter does it at every call of a kernel, and of each function that the kernel calls."""
+        """Patch each module once; the interpreter patches at each call of a kernel and of its functions."""
         if function.__module__ not in patched:
             patched.add(function.__module__)
             patch(function)
         return Kept()
 
     def execute_on_one_piece(*args, **kwargs):
-        """Python maps a piece of its stack where another ends, and unmaps it at the return. A kernel whose operations
-        begin at an end would spend 40 % of its time there. A frame of 80 KB gets a piece of 128 KB, with room for
-        them."""
+        """Run a kernel on one piece of Python's stack. Python maps a new piece when one is full, and unmaps it at the
+        return; a kernel whose operations begin at the end of a piece would spend 40 % of its time on this. A frame
+        of 80 KB gets a piece of 128 KB, with room for the operations."""
         execute(*args, **kwargs)
 
     def numpy_type(type):
@@ -50,7 +50,7 @@ def speed_up():
 
 
 def once_of_each(init):
-    """`init` of a block type, whose work is done once for all of an element type and a shape."""
+    """Return the `init` of a block type with a cache: block types of one element type and shape are set up once."""
     made, shapes = {}, {}
 
     def make(block, element, shape):
@@ -71,7 +71,7 @@ def unwrap_what_is_wrapped(unwrap):
 
 
 def ask_of_operands_that_differ(semantic):
-    """Types and shapes of two operands are looked at where they differ, but for a number's and an address."""
+    """Skip the checks of types or shapes that are equal, of a tensor with a small number, and of address offsets."""
     check, broadcast = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
     numbers = {name: (int,) if name.startswith("int") else (int, float) for name in ("int32", "int64", "fp32", "fp64")}
 
@@ -95,7 +95,7 @@ def ask_of_operands_that_differ(semantic):
 
 
 def make_tensor(tensor, handle, type):
-    """As Triton's, with one shape for all tensors of that shape."""
+    """Initialise a tensor as Triton does, but share one shape object between tensors of equal shape."""
     tensor.handle, tensor.type, tensor.dtype = handle, type, type.scalar
     tensor.shape, tensor.numel = shape_and_size((*type.shape,) if type.is_block() else ())
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State layers on the CPU, by vLLM's Triton kernels for a GPU. Its code for a CPU ignores how many drafts were accepted
-(short convolutions, Mamba2), or rounds verified tokens differently (gated delta nets)."""
+"""State layers on the CPU with vLLM's Triton kernels for a GPU. vLLM's code for a CPU ignores how many drafts were
+accepted (short convolutions, Mamba2), or rounds verified tokens differently (gated delta nets)."""
 
 import functools
 import importlib
@@ -12,7 +12,7 @@ KERNELS = "vllm.model_executor.layers.mamba.ops"
 
 @functools.cache
 def use_kernels():
-    """Give vLLM's layers these kernels; processes that are forked afterwards have them too."""
+    """Make vLLM's layers use these kernels, also in processes that are forked afterwards."""
     from triton import language
     from triton.runtime import interpreter
     from triton.runtime.autotuner import Autotuner
@@ -23,7 +23,7 @@ def use_kernels():
     from vllm.model_executor.layers.mamba.ops import ssu_dispatch
     from vllm.platforms import current_platform
 
-    with mock.patch.object(type(current_platform), "is_cpu", lambda self: False):  # they end with replacing themselves
+    with mock.patch.object(type(current_platform), "is_cpu", lambda self: False):  # else modules use their CPU code
         conv, *_ = [
             importlib.reload(importlib.import_module(f"{KERNELS}.{name}"))
             for name in ("causal_conv1d", "mamba_ssm", "ssd_combined")
@@ -46,15 +46,15 @@ def use_kernels():
     delta_nets.fla_chunk_gated_delta_rule = token_by_token
     vars(_custom_ops).pop("causal_conv1d_weight_pack", None)  # reorders weights for kernels in bfloat16
 
-    # what the interpreter lacks
+    # functions that the interpreter lacks
     interpreter._patch_lang(conv.causal_conv1d_fn)
-    for name, module in sys.modules.items():  # they took these functions before the interpreter replaced them
+    for name, module in sys.modules.items():  # they hold functions from before the patch
         if name.startswith("vllm.third_party.flash_linear_attention.ops."):
             vars(module).update({name: getattr(language, name) for name in ("exp", "log") if name in vars(module)})
     start, run = interpreter.GridExecutor.__init__, Autotuner.run
 
     def start_without_changes(executor, function, names, grid, *args):
-        """A grid may change the arguments, which are pointers by then."""
+        """Give the grid function a copy of the arguments, which it may change and which are pointers at that point."""
         start(executor, function, names, (lambda meta: grid({**meta})) if callable(grid) else grid, *args)
 
     def run_first(tuner, *args, **kwargs):
@@ -65,12 +65,12 @@ def use_kernels():
 
 
 def token_by_token(q, k, v, g, beta, initial_state, cu_seqlens, **settings):
-    """A part of a prompt by the kernel that goes token by token: the interpreter cannot run the kernels of chunks, and
-    they do not take float32."""
+    """Compute a part of a prompt with the kernel that handles one token at a time: the interpreter cannot run the chunk
+    kernels, and these do not accept float32."""
     import torch
     from vllm.third_party.flash_linear_attention.ops.fused_recurrent import fused_recurrent_gated_delta_rule_fwd
 
-    states = torch.cat([initial_state[:1], initial_state])  # slot 0 is none
+    states = torch.cat([initial_state[:1], initial_state])  # slot 0 is not used
     slots = torch.arange(1, len(states), dtype=torch.int32)[:, None].repeat(1, k.size(1))
     scale = k.size(-1) ** -0.5
     out, states = fused_recurrent_gated_delta_rule_fwd(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of vLLM's CPU backend that can be loaded again, as those on a GPU can: trainers send new ones."""
+"""Makes weights of vLLM's CPU backend reloadable, as on a GPU, because trainers send new weights."""
 
 
 def keep_unpacked():
-    """vLLM packs a linear layer's weight for the CPU's instructions, and then has it no longer; a plugin of vLLM."""
+    """Keep vLLM from packing linear weights for the CPU, after which the originals are gone. A plugin of vLLM."""
     import torch
     import vllm.model_executor.layers.utils as utils
 

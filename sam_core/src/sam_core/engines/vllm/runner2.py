@@ -159,13 +159,13 @@ class ChainProposer:
         self._model_tokens[1] += accepted
 
     def stats(self) -> dict[str, Any]:
-        """As SamProposer.stats, but `proposed` counts the verified tokens, from chains and the table together."""
+        """Like SamProposer.stats, except that `proposed` counts verified tokens, from chains and the table together."""
         verified, accepted = self._model_tokens
         counted = {"proposed": self._num_verified, "model_tokens": verified, "accepted_model_tokens": accepted}
         return self.texts.stats() | counted | {"draft_s": self._seconds, **self._positions.counts()}
 
     def report(self) -> dict[str, Any] | None:
-        """As SamProposer.report."""
+        """Like SamProposer.report."""
         return self._reports.take(self.stats, self.texts.switch.on) if self.drafting else None
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take or give back a cluster's lock, a file on its first host, as this run of ansible-playbook.
+"""Take or release the lock of a cluster, a file on its first host, for this run of ansible-playbook.
 
-A lock of this machine is taken over once its process has ended. Any lock expires `minutes` after its last sign of life,
-the file's modification time; `break` removes it at once. Arguments: host, what (shown to others), minutes, break, path;
-state (held, free).
+If the process that holds a lock ran on this machine and has ended, the lock is taken over. Any lock expires `minutes`
+after its last sign of life, the modification time; `break` removes it at once. Arguments: host, what (shown to others),
+minutes, break, path, state (held, free).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCRIPT = """
 
 
 def command(path: str, state: str, begin: str, rest: str, minutes: int, force: bool) -> list[str]:
-    """The command that takes (held) or gives back (free) the lock of the run that `begin` identifies.
+    """Return the command that takes (held) or releases (free) the lock of the run that `begin` identifies.
 
     If another run holds the lock, the command prints the seconds since that run's last sign of life, and its line.
     """
@@ -41,12 +41,12 @@ def command(path: str, state: str, begin: str, rest: str, minutes: int, force: b
 
 
 class ActionModule(ActionBase):
-    """Fails with one sentence where another holds the lock."""
+    """Fails with one sentence if another run holds the lock."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         args = {"path": "/run/sam-rl.lock", "state": "held", "minutes": 1440, "break": False, **self._task.args}
-        # A task runs in a child of ansible-playbook.
+        # Each task runs in a child process of ansible-playbook.
         owner = {"user": getpass.getuser(), "machine": socket.gethostname(), "process": os.getppid()}
         begin = json.dumps(owner)[:-1] + ", "
         rest = json.dumps({"what": args.get("what", ""), "since": time.time()})[1:]
@@ -84,11 +84,11 @@ def _lives(holder: dict[str, Any]) -> bool:
 
 
 def _holder(result: dict[str, Any]) -> dict[str, Any] | None:
-    """Who holds the lock instead, and the seconds since their last sign of life; None if nobody does."""
+    """Return the record of another holder with `age`, the seconds since its last sign of life; None without one."""
     age, _, line = result.get("stdout", "").partition("\n")
     if not age:
         return None
     try:
         return {**json.loads(line), "age": int(age)}
-    except ValueError:  # the holder ended while it wrote
+    except ValueError:  # the holder ended while it wrote its record
         return {"age": int(age)}

@@ -16,11 +16,11 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 MAX_LINES = 40
-"""Log lines shown after each read; of more, the last ones."""
+"""Maximum number of log lines that are shown after each read; the last ones are shown."""
 
 
 class ActionModule(ActionBase):
-    """Arguments: unit, log, offset, steps, peers as of job_state; host; poll, silence and timeout in seconds."""
+    """Arguments: unit, log, offset, steps and peers of job_state; host; poll, silence and timeout in seconds."""
 
     _requires_connection = True
 
@@ -32,7 +32,7 @@ class ActionModule(ActionBase):
         deadline = time.monotonic() + timeout
         display = Display()
         refused: set[str] = set()
-        since: dict[str, float] = {}  # when hosts that give no answer were asked first
+        since: dict[str, float] = {}  # time of the first read without an answer, by host
         step = 0
         while True:
             now, state = time.monotonic(), self._read_state(args, task_vars)
@@ -65,7 +65,7 @@ class ActionModule(ActionBase):
             time.sleep(poll)
 
     def _read_state(self, args: dict[str, Any], task_vars: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The result of job_state, or None if its host does not answer."""
+        """Return the result of job_state, or None if the host does not answer."""
         try:
             state = self._execute_module(module_name="sam_rl.ascend.job_state", module_args=args, task_vars=task_vars)
         except AnsibleConnectionFailure:

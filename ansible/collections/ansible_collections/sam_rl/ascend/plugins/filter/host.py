@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that read the output of commands on a host, or write text for its systemd."""
+"""Filters that read the output of commands on a host, or write text for systemd units."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 MIN_FREE_GB = 1
-"""Of the disk of a run that failed; with less, that is named as the reason."""
+"""Free GB of a failed run's disk below which the full disk is reported as the reason."""
 
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "$": "$$", "%": "%%"})
 
 
 def systemd_word(text: str) -> str:
-    """One word of a command in a unit: quoted, with nothing that systemd would expand."""
+    """Return one argument of a command in a unit, quoted, so that systemd expands nothing in it."""
     return f'"{str(text).translate(ESCAPES)}"'
 
 
 def sysctl_changes(printed: str, expected: Mapping[str, str]) -> list[list[str]]:
-    """[name, value] of the settings whose value in `sysctl` output (`name = value` lines) differs from `expected`."""
+    """Return [name, expected value] of each setting whose value in `sysctl` output differs from `expected`."""
     changes = []
     for name, value in re.findall(r"^([\w.]+) *= *(.*?) *$", printed, re.MULTILINE):
         same = ports_in if name.endswith("_reserved_ports") else str
@@ -30,9 +30,9 @@ def sysctl_changes(printed: str, expected: Mapping[str, str]) -> list[list[str]]
 
 
 def site_ports(printed: str) -> str:
-    """The ports that a site reserves itself, of `now:`, `site:` and `written:` lines as role host_base reads them.
+    """Return the ports that the site itself reserves, from the lines `now:`, `site:` and `written:` of role host_base.
 
-    The site has added the ports that the kernel reserves now and the role did not write.
+    Ports that the kernel reserves now and that the role did not write are the site's, too.
     """
     lines = dict(re.findall(r"^(\w+): *(.*?) *$", printed, re.MULTILINE))
     now, site, written = (ports_in(lines.get(name, "")) for name in ("now", "site", "written"))
@@ -40,25 +40,25 @@ def site_ports(printed: str) -> str:
 
 
 def joined_ports(values: Iterable[str]) -> str:
-    """The ports of all values of net.ipv4.ip_local_reserved_ports, as the kernel prints them."""
+    """Return the union of several values of net.ipv4.ip_local_reserved_ports, in the kernel's format."""
     return ranges(set().union(*map(ports_in, values)))
 
 
 def ranges(numbers: set[int], comma: str = ",") -> str:
-    """Numbers as the kernel prints them: "1-3,8"."""
+    """Return numbers in the kernel's format, such as "1-3,8"."""
     firsts = sorted(number for number in numbers if number - 1 not in numbers)
     lasts = sorted(number for number in numbers if number + 1 not in numbers)
     return comma.join(f"{a}-{b}" if a != b else str(a) for a, b in zip(firsts, lasts, strict=True))
 
 
 def ports_in(value: str) -> set[int]:
-    """The ports in text such as "777,20000-20990", in any order; the kernel sorts them and joins neighbours."""
+    """Return the set of ports in text such as "777,20000-20990"."""
     ranges = [part.partition("-") for part in value.split(",") if part]
     return {port for first, _, last in ranges for port in range(int(first), int(last or first) + 1)}
 
 
 def tree_problems(printed: str, host: str, pins: Mapping, needed: list[str]) -> list[str]:
-    """One sentence for each module that is not patched, or is missing though `needed`, by `patchset status --json`."""
+    """Return a sentence for each unpatched module, and each missing module in `needed`, by `patchset status --json`."""
     try:
         states = json.loads(printed.strip().splitlines()[-1])[pins["name"]]
     except (ValueError, KeyError, IndexError):
@@ -75,7 +75,7 @@ def tree_problems(printed: str, host: str, pins: Mapping, needed: list[str]) -> 
 
 
 def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[str]:
-    """One sentence for each problem in the output of ray_nodes.py. expected: {host: address}; dies: NPUs per host."""
+    """Return a sentence for each problem in the output of ray_nodes.py. expected: {host: address}; dies: per host."""
     try:
         nodes = json.loads(printed.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -97,10 +97,10 @@ def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[s
 
 
 def goes_on(end: Mapping, before: int, tried: int, retries: int) -> bool:
-    """Whether to resume a run that has ended: if it has lost a host, or finished more steps since its start.
+    """Return True if a failed run is to be resumed: it has lost a host, or finished more steps since its start.
 
-    end: how it ended. before: the newest finished step at its start. After `systemctl stop`, or with a full disk, the
-    user has to act first.
+    end: result of follow_job; before: newest finished step at the start. After `systemctl stop`, or with a full disk,
+    the user has to act first.
     """
     if end["outcome"] == "timeout" or int(tried) >= int(retries):
         return False
@@ -112,7 +112,7 @@ def goes_on(end: Mapping, before: int, tried: int, retries: int) -> bool:
 
 
 def replacements(lost: list[str], hosts: list[str], spares: list[str], hostvars: Mapping) -> list[dict[str, Any]]:
-    """[{host, spare, variables}] for each lost host, while there are spares whose address no host has.
+    """Return [{host, spare, variables}] for the lost hosts, as long as there are spares whose address no host has.
 
     variables: settings that let the host's name stand for the spare's machine.
     """
@@ -137,7 +137,7 @@ def replacements(lost: list[str], hosts: list[str], spares: list[str], hostvars:
 
 
 def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
-    """One sentence on how a run failed. end: the result of follow_job, and the lost hosts without the run's folder."""
+    """Return a sentence on how a run failed. end: the result of follow_job with `without_folder`, a list of hosts."""
     run = f"{host}: the run {folder.rpartition('/')[2]}"
     ended = "was stopped" if end["outcome"] == "lost" else "ended"
     if end["without_folder"]:
@@ -180,7 +180,7 @@ def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
 
 
 def target_problems(answer: str, head: str) -> list[str]:
-    """A sentence for each exporter from which Prometheus gets no metrics; `answer` is that of its /api/v1/targets."""
+    """Return a sentence for each exporter without metrics; `answer` is Prometheus's answer to /api/v1/targets."""
     try:
         targets = json.loads(answer)["data"]["activeTargets"]
     except (ValueError, LookupError, TypeError):

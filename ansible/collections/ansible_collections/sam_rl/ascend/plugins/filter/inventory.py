@@ -32,19 +32,19 @@ REPLACED = {
     "recipe_launch_drain_timeout": "upgrade.yml stops a run at once",
     "container_image_port": "hosts take the image from the shared folder of runs",
 }
-"""Variables of hand-edited launch scripts and of former releases, and what replaces them here."""
+"""Variables of hand-edited launch scripts and of former releases, with what replaces each."""
 
 HOST_SETTINGS = ("cluster_address", "cluster_interface")
 """Settings that may differ between hosts."""
 
 RAY_PORTS = 10
-"""Ports from ray_cluster_first_port on that Ray itself uses; its workers use those after them."""
+"""Number of ports, from ray_cluster_first_port on, that Ray itself uses; Ray's workers use the next ports."""
 
 ENVIRONMENTS = ("container_image_env", "container_image_secret_env")
 """Settings that hold environment variables of runs."""
 
 SPECIAL_TAGS = {"all", "always", "never", "tagged", "untagged"}
-"""Tags that Ansible gives a meaning of its own."""
+"""Tags with a special meaning in Ansible."""
 
 NOT_SETTINGS = {"environment", "vars", "playbook_name", "discovered_interpreter_python", "module_setup"}
 NOT_SETTINGS |= {"repository", "pins", "recipe_settings"} | INTERNAL_STATIC_VARS
@@ -52,7 +52,7 @@ NOT_SETTINGS |= {"repository", "pins", "recipe_settings"} | INTERNAL_STATIC_VARS
 
 
 def inventory_problems(hosts: list[str], hostvars: Mapping, repository: str) -> list[str]:
-    """One sentence for each thing that is wrong with the inventory of the group npu_hosts."""
+    """Return a sentence for each problem in the inventory of the group npu_hosts."""
     if not hosts:
         return ["the inventory has no host in the group npu_hosts: list the cluster's hosts there, Ray's head first."]
     options, registered = role_options(repository), registered_names(repository)
@@ -69,7 +69,7 @@ def inventory_problems(hosts: list[str], hostvars: Mapping, repository: str) -> 
 
 
 def call_problems(hosts: list[str], repository: str, config: str) -> list[str]:
-    """One sentence on how a playbook was called, or none. config: the configuration that Ansible reads, "" for none."""
+    """Return a sentence if a playbook was called wrongly. config: path of Ansible's configuration, "" for none."""
     folder, arguments = Path(str(repository), "ansible"), cli.CLIARGS
     if not config or Path(config).resolve() != (folder / "ansible.cfg").resolve():
         return [
@@ -92,7 +92,7 @@ def call_problems(hosts: list[str], repository: str, config: str) -> list[str]:
 
 
 def _tags(path: Path, folder: Path) -> set[str]:
-    """Tags in a playbook, in those that it imports, and in the tasks of roles that either names."""
+    """Return the tags in a playbook, in the playbooks that it imports, and in the tasks of their roles."""
     text = path.read_text()
     tags = {tag.strip() for found in re.findall(r"\btags: \[([^\]]*)\]", text) for tag in found.split(",")}
     for name in re.findall(r"\bimport_playbook: (\S+)", text):
@@ -104,7 +104,7 @@ def _tags(path: Path, folder: Path) -> set[str]:
 
 
 def role_options(repository: str) -> dict[str, dict[str, Any]]:
-    """The options of all roles by name, from their meta/argument_specs.yml."""
+    """Return the options of all roles by name, from their meta/argument_specs.yml."""
     options: dict[str, dict[str, Any]] = {}
     for path in sorted(Path(str(repository), "ansible", "roles").glob("*/meta/argument_specs.yml")):
         for spec in yaml.safe_load(path.read_text())["argument_specs"].values():
@@ -113,7 +113,7 @@ def role_options(repository: str) -> dict[str, dict[str, Any]]:
 
 
 def registered_names(repository: str) -> set[str]:
-    """Names that tasks register: in later plays of a run, hostvars has them too."""
+    """Return the names that tasks register, because hostvars has these too in later plays of a run."""
     names: set[str] = set()
     folder = Path(str(repository), "ansible")
     for path in [*folder.glob("roles/*/tasks/*.yml"), *folder.glob("playbooks/*.yml")]:
@@ -122,14 +122,14 @@ def registered_names(repository: str) -> set[str]:
 
 
 def _settings(variables: Mapping, options: Mapping, registered: Iterable[str]) -> dict[str, Any]:
-    """A host's settings; the value of an unknown one is not looked at."""
+    """Return the settings of a host; the value of an unknown setting is None."""
     names = {str(name) for name in variables} - NOT_SETTINGS - set(registered)
     names = {name for name in names if not name.startswith(("ansible_", "vault_"))}
     return {name: variables[name] if name in options else None for name in sorted(names)}
 
 
 def _argument_problems(settings: Mapping, options: Mapping) -> list[str]:
-    """What Ansible's validator says, and values that it would convert, which roles then use unconverted."""
+    """Return the errors of Ansible's validator, and problems of types and values that the validator accepts."""
     result = ArgumentSpecValidator(options).validate(settings)
     problems = [_unknown_name(name, options) for name in sorted(result.unsupported_parameters, key=str)]
     for error in result.errors.errors:
@@ -164,7 +164,7 @@ def _argument_problems(settings: Mapping, options: Mapping) -> list[str]:
 
 
 def _variable_problems(name: str, variables: Mapping) -> list[str]:
-    """Sentences on environment variables that a shell or a container engine cannot be given; no value is shown."""
+    """Return sentences on variables that a shell or container engine cannot accept; the sentences show no value."""
     problems = []
     for variable, value in variables.items():
         has = f"{name} has the variable {_short(variable)}, whose"
@@ -176,7 +176,7 @@ def _variable_problems(name: str, variables: Mapping) -> list[str]:
 
 
 def _unknown_name(name: str | tuple[str, ...], options: Mapping) -> str:
-    """The sentence about a variable, or a key inside one (a tuple), that no role knows."""
+    """Return the sentence about an unknown variable, or about an unknown key of a variable (a tuple of names)."""
     close = difflib.get_close_matches(name, options, 1) if isinstance(name, str) else []
     name = name if isinstance(name, str) else ".".join(name)
     hint = f"did you mean {close[0]}" if close else "the roles' meta/argument_specs.yml list all variables"
@@ -198,7 +198,7 @@ def _short(value: Any) -> str:
 
 
 def _differences(settings: Mapping[str, Mapping], options: Mapping) -> list[str]:
-    """All settings but those of a host's own network are the cluster's: they must be the same on every host."""
+    """Return problems of settings that differ between hosts; only the settings in HOST_SETTINGS may differ."""
     problems = []
     for name in options:
         values: dict[str, list[str]] = {}
@@ -283,7 +283,7 @@ def _time_problems(settings: Mapping) -> list[str]:
 
 
 def _driver_problems(settings: Mapping, repository: str) -> list[str]:
-    """A driver older than the one that upstream pairs with the pin set's CANN; a newer one runs older CANN releases."""
+    """Return a problem if the driver is older than upstream's driver for the pin set's CANN; a newer driver is fine."""
     oldest = pin_set(repository, settings["pin_set"])["runtime"].get("npu", {}).get("driver")
     if not oldest or not settings["dies_per_host"]:
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that turn the state of hosts into sentences: host, what is there, what was expected, what to do."""
+"""Filters that turn the state of hosts into sentences with the host, what was found and expected, and what to do."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ansible_collections.sam_rl.ascend.plugins.filter.host import ports_in, rang
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable, parse_chrony
 
 MISSING, TIMED_OUT = 127, 124
-"""Exit statuses of `timeout` where there is no such program, and where it took too long."""
+"""Exit statuses of `timeout` if the program is missing, and if it took too long."""
 
 
 EPHEMERAL = "32768-60999"
-"""What Linux gives programs by default, such as the servers of engines and process groups."""
+"""Linux's default range of ephemeral ports, which servers of engines and process groups use."""
 
 FIREWALLS = {
     "firewalld": "`firewall-cmd --permanent --zone=trusted --add-source={network} && firewall-cmd --reload`",
     "ufw": "`ufw allow from {network}`",
 }
-"""What lets a network in, by the firewall."""
+"""Command that lets a network in, by firewall."""
 
 
 def interface_of(facts: Mapping, interface: str) -> Mapping:
-    """Facts of a network interface out of the result of `setup`; empty where there is none."""
+    """Return the facts of a network interface from the result of `setup`; empty if there is no such interface."""
     return facts["ansible_facts"].get("ansible_" + re.sub(r"[-.:]", "_", interface), {})
 
 
 def command_problem(result: Mapping) -> str:
-    """Why the result of `timeout SECONDS PROGRAM ...` cannot be used, or nothing."""
+    """Return why the result of `timeout SECONDS PROGRAM ...` cannot be used, or ""."""
     words = result["cmd"][2:]
     shown = " ".join(words)
     if result["rc"] == MISSING:
@@ -42,7 +42,7 @@ def command_problem(result: Mapping) -> str:
 
 
 def clock_problem(result: Mapping, want: Mapping) -> str | None:
-    """The sentence on the result of the command for the clock, or None. want: as of host_problems."""
+    """Return a sentence on a problem of the clock, or None. result: of `chronyc`; want: see host_problems."""
     offset, reason = None, command_problem(result)
     if not reason:
         try:
@@ -63,12 +63,12 @@ def clock_problem(result: Mapping, want: Mapping) -> str | None:
 
 
 def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mapping, want: Mapping) -> list[str]:
-    """Sentences on the problems of a host.
+    """Return sentences on the problems of a host.
 
-    state: result of host_info; facts: of setup; clock, engine: of the commands that ask the clock, and the container
-    engine for its folder of images; want: host, interface, address, network, free_gb {path: GB}, engine, engine_gb
-    (0: no matter), ports ["PORT", "FIRST-LAST", ..], unit_active, clock_limit, provisioned, firewalls
-    {address: [name, ..]}, dies (number).
+    state: result of host_info; facts: result of `setup`; clock: result of `chronyc`; engine: result of the command that
+    prints the engine's folder of images; want: host, interface, address, network, free_gb {path: GB}, engine, engine_gb
+    (0: any), ports ["PORT", "FIRST-LAST", ..], unit_active, clock_limit, provisioned, firewalls {address: [name, ..]},
+    dies (number).
     """
     host, problems = want["host"], []
     address = interface_of(facts, want["interface"]).get("ipv4", {}).get("address")
@@ -123,17 +123,17 @@ def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mappin
 
 
 def tried_ports(ranges: Iterable[str]) -> list[int]:
-    """The first and the last port of each range that hosts use between each other."""
+    """Return the first and the last port of each range that hosts use between each other."""
     return sorted({port for ports in [*ranges, EPHEMERAL] for port in (min(ports_in(ports)), max(ports_in(ports)))})
 
 
 def peers(hosts: list[str], hostvars: Mapping, port: int) -> list[dict[str, Any]]:
-    """The addresses at which these hosts are checked: [{host, address, port}]."""
+    """Return [{host, address, port}] of the ports at which the hosts are checked."""
     return [{"host": host, "address": hostvars[host]["cluster_address"], "port": port} for host in hosts]
 
 
 def by_dies(problems: Iterable[Mapping]) -> list[str]:
-    """The sentences of `problems`, errors or warnings of npu_info; dies with the same problem share one sentence."""
+    """Return the sentences of npu_info's errors or warnings; dies with the same problem share one sentence."""
     dies: dict[str, list[int]] = {}
     for problem in problems:
         text = problem["sentence"]
@@ -146,12 +146,12 @@ def by_dies(problems: Iterable[Mapping]) -> list[str]:
 
 
 def _dies(numbers: list[int]) -> str:
-    """`die 3`, `dies 0-3, 8`, or nothing."""
+    """Return text such as `die 3` or `dies 0-3, 8`; "" without dies."""
     return f"die{'s' if len(numbers) > 1 else ''} {ranges(set(numbers), ', ')}" if numbers else ""
 
 
 def npu_problems(state: Mapping, want: Mapping) -> list[str]:
-    """Sentences on the problems in one result of npu_info.
+    """Return sentences on the problems in one result of npu_info.
 
     want: host, version, firmware ("" for any), installs (whether provisioning installs them).
     """
@@ -177,7 +177,7 @@ def npu_problems(state: Mapping, want: Mapping) -> list[str]:
 
 
 def driver_differs(state: Mapping, version: str, firmware: str) -> bool:
-    """Whether a host has another driver than `version`, or another firmware than `firmware`, "" for any.
+    """Whether a host has another driver than `version`, or another firmware than `firmware` ("" allows any).
 
     state: result of npu_info.
     """
@@ -186,7 +186,7 @@ def driver_differs(state: Mapping, version: str, firmware: str) -> bool:
 
 
 def across_hosts(states: Mapping[str, Mapping], installs: bool = False) -> list[str]:
-    """Sentences on what must be unique or equal among hosts.
+    """Return sentences on values that must be unique or equal among hosts but are not.
 
     states: {host: result of npu_info}; installs: whether provisioning installs driver and firmware.
     """
@@ -222,7 +222,7 @@ def across_hosts(states: Mapping[str, Mapping], installs: bool = False) -> list[
 
 
 def mtu_problems(facts: Mapping[str, Mapping], interfaces: Mapping[str, str]) -> list[str]:
-    """A sentence if hosts send packets of different sizes: large ones of some would be lost.
+    """Return a sentence if the hosts' MTUs differ: large packets of some hosts would be lost.
 
     facts: {host: result of setup}; interfaces: {host: name}.
     """
@@ -240,7 +240,7 @@ def mtu_problems(facts: Mapping[str, Mapping], interfaces: Mapping[str, str]) ->
 
 
 def write_rate(hosts: list[str], hostvars: Mapping) -> float | None:
-    """GB/s that all hosts write together, by what storage_info has measured on each; None if one has not measured."""
+    """Return the GB/s that all hosts write together, from their results of storage_info; None if one has no result."""
     results = [hostvars[host].get("npu_preflight_storage", {}) for host in hosts]
     if not all(result.get("written_gb") for result in results):
         return None
@@ -248,7 +248,7 @@ def write_rate(hosts: list[str], hostvars: Mapping) -> float | None:
 
 
 def checkpoint_time(rate: float, want: Mapping) -> str:
-    """A sentence on the storage of runs. rate: of write_rate; want: as of storage_problems."""
+    """Return a sentence on the rate of the storage. rate: from write_rate; want: see storage_problems."""
     measured = f"{want['hosts']} hosts write {rate:.3g} GB/s together to {want['folder']}"
     if not (size := want["checkpoint_gb"]):
         return measured
@@ -256,9 +256,9 @@ def checkpoint_time(rate: float, want: Mapping) -> str:
 
 
 def storage_problems(states: Mapping[str, Mapping], rate: float | None, want: Mapping) -> list[str]:
-    """Sentences on the storage of runs. states: {host: result of storage_info}; rate: of write_rate.
+    """Return sentences on problems of the storage. states: {host: result of storage_info}; rate: from write_rate.
 
-    want: run, folder, hosts (number), checkpoint_gb and checkpoints (None: unknown), minutes (most for a checkpoint).
+    want: run, folder, hosts (number), checkpoint_gb and checkpoints (None: unknown), minutes (maximum per checkpoint).
     """
     folder, size, count = want["folder"], want["checkpoint_gb"] or 0, want["checkpoints"] or 0
     if unwritable := [f"{host} ({state['error']})" for host, state in states.items() if state["error"]]:
@@ -280,9 +280,9 @@ def storage_problems(states: Mapping[str, Mapping], rate: float | None, want: Ma
 
 
 def ping_targets(states: Mapping[str, Mapping], host: str) -> dict[str, str]:
-    """{physical id: address} of the same dies of the next host, of the first for the last one; empty with one host.
+    """Return {physical id: address} of the next host's dies; the first host follows the last. Empty for one host.
 
-    Each die pings one address, whatever the number of hosts: together the pings visit every die of the cluster.
+    Each die pings the die with its id on the next host, so that together the pings reach every die of the cluster.
     """
     hosts = list(states)
     following = hosts[(hosts.index(host) + 1) % len(hosts)]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters on what the repository records, so that no version is written a second time, and on what a run was asked
-for."""
+"""Filters that read the pin sets of the repository and the request for a run."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ def pin_set(repository: str, name: str) -> dict[str, Any]:
 
 
 def lasting(request: Mapping, may_change: Iterable[str]) -> dict[str, Any]:
-    """The request for a run, without overrides of keys that may change when the run is resumed."""
+    """Return the request for a run without the overrides of keys that may change when the run is resumed."""
     overrides = [setting for setting in request["overrides"] if re.split(r"[.=\[]", setting)[0] not in may_change]
     return {**request, "overrides": overrides}
 

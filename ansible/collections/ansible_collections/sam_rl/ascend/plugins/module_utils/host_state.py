@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host says about its disks, ports, clock and network, read from files and one command; parsers without I/O."""
+"""Read a host's disks, ports, clock and network. The parsers do no I/O."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ REFUSED = "connection refused"
 
 
 class Unreadable(ValueError):
-    """Why the output of a command cannot be used: one reason, without the host's name."""
+    """Raised if the output of a command cannot be used. The message is one reason, without the host's name."""
 
 
 def parse_chrony(text):
-    """Seconds that the clock is ahead of its source, out of `chronyc -c tracking`; raises Unreadable.
+    """Return the seconds that the clock is ahead of its source, from `chronyc -c tracking`; raises Unreadable.
 
-    The fields of its one line are separated by commas: reference, name, stratum, time, offset, ..., leap status.
+    The output is one line of fields separated by commas: reference, name, stratum, time, offset, ..., leap status.
     """
     fields = text.strip().splitlines()[0].split(",") if text.strip() else []
     if len(fields) < 14:
@@ -30,7 +30,7 @@ def parse_chrony(text):
 
 
 def parse_listening(text):
-    """{port: [address, ...]} of the listening sockets in /proc/net/tcp or tcp6; addresses as text."""
+    """Return {port: [address as text, ...]} of the listening sockets in /proc/net/tcp or tcp6."""
     found: dict[int, list[str]] = {}
     for line in text.splitlines()[1:]:
         cells = line.split()
@@ -46,17 +46,17 @@ def parse_listening(text):
 
 
 def parse_ufw(text):
-    """Whether /etc/ufw/ufw.conf enables ufw; its unit is active either way."""
+    """Whether /etc/ufw/ufw.conf enables ufw. The state of ufw's unit does not tell: it is active in both cases."""
     return re.search(r"^\s*ENABLED\s*=\s*[\"']?yes\b", text, re.MULTILINE | re.IGNORECASE) is not None
 
 
 def parse_kernels(text, release, left_alone):
-    """Packages that bring other kernels, of dpkg-query's lines `STATE NAME`; not those on hold or left alone.
+    """Return the packages whose upgrade replaces the kernel, without those on hold, from dpkg-query's `STATE NAME`.
 
-    release: that of the running kernel; left_alone: patterns of packages that unattended-upgrades does not touch.
+    release: release of the running kernel; left_alone: patterns of packages that unattended-upgrades does not upgrade.
     """
     names = re.findall(r"^ii +(linux-image\S*)", text, re.MULTILINE)
-    # An upgrade brings a new package of each version, as the one without a version requires it.
+    # Each kernel version is a new package, which an upgrade installs because the package without a version requires it.
     names = [name for name in names if not re.match(r"linux-image-(unsigned-)?\d", name) or release in name]
     return [name for name in names if not any(re.match(pattern, name) for pattern in left_alone)]
 
@@ -68,20 +68,20 @@ def parse_locked(text):
 
 
 def existing(path):
-    """`path` or its nearest ancestor that exists."""
+    """Return `path` or its nearest ancestor that exists."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     return path
 
 
 def free_gb(path):
-    """Free space in GB (10^9 bytes) where `path` is or will be."""
+    """Return the free space in GB (10^9 bytes) of the file system where `path` is or will be."""
     state = os.statvfs(existing(path))
     return state.f_bavail * state.f_frsize / 1e9
 
 
 def reachable(address, port, timeout, refused_is_answer=True):
-    """None, or why nothing answers at `address`; a refused connection is an answer of the host, not of a service."""
+    """Return None or the reason for no answer. A refused connection shows that the host answers, but no service."""
     try:
         socket.create_connection((address, port), timeout).close()
     except ConnectionRefusedError:

@@ -2,7 +2,7 @@
 """Parsers for the output of npu-smi and hccn_tool on Atlas A3, and the checks of one host's dies. No I/O in here.
 
 The formats follow the public documents of the HDK and vllm-ascend's check list for multi-node runs. A parser takes the
-text of one command, skips what it does not know, and raises Unreadable with one reason where what it needs is missing.
+text of one command, skips unknown lines, and raises Unreadable with one reason if a field that it needs is missing.
 A die is one of the two chips of a module; its physical id (`phy`) is what hccn_tool calls -i.
 """
 
@@ -16,7 +16,7 @@ SMI_HINT = "run `npu-smi info` on the host, then see the driver's log in /var/lo
 
 
 def _fields(text):
-    """{label in lower case: value} of `Label : value` pairs, one a line or one a cell of a table."""
+    """Return {label in lower case: value} of `Label : value` pairs, one per line or one per cell of a table."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         for cell in line.split("|"):
@@ -27,7 +27,7 @@ def _fields(text):
 
 
 def _number(fields, label, command):
-    """The field `label` as a number; some tools write 0x... ; raises Unreadable."""
+    """Return the field `label` as a number (decimal or 0x...); raises Unreadable."""
     value = fields.get(label)
     if value is None:
         raise Unreadable(f"{command} printed no `{label}`")
@@ -39,7 +39,7 @@ def _number(fields, label, command):
 def driver_order(version):
     """A sort key for driver versions: 25.0.rc1 < 25.0.RC1.1 < 25.0 = 25.0.0 < 25.0.1; raises Unreadable.
 
-    What follows an rc is a patch of it (24.1.rc3.7) or a build (24.1.rc1.b030, .SPC001).
+    The part after an rc is its patch (24.1.rc3.7) or build (24.1.rc1.b030, .SPC001).
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)*)(?:\.?rc(\d+))?((?:\.[a-z]*\d+)*)", version.lower(), re.ASCII)
     if not found:
@@ -156,7 +156,7 @@ def parse_ping(text):
 
 
 def problem(code, sentence, die=None):
-    """An entry of errors[] or warnings[]; `die` is a physical id."""
+    """Return an entry of `errors` or `warnings`; `die` is a physical id."""
     return {"code": code, "sentence": sentence} if die is None else {"code": code, "sentence": sentence, "die": die}
 
 
@@ -165,9 +165,9 @@ def _numbers(values):
 
 
 def check_dies(dies, expected, accepted):
-    """Errors and warnings of npu-smi alone: how many dies, which ids, health, memory in use.
+    """Return (errors, warnings) on the dies that npu-smi lists: their number, ids, health and memory in use.
 
-    accepted: health states other than OK that are only warned of. A die that is not OK may have `faults`.
+    accepted: health states other than OK that cause only a warning. A die that is not OK may have `faults`.
     """
     errors, warnings = [], []
     ids = [die["phy"] for die in dies]
@@ -199,7 +199,7 @@ def check_dies(dies, expected, accepted):
 
 
 def check_host(dies):
-    """Errors of what must be equal, or differ, among the dies of one host (keys of parse_spod, `tls`)."""
+    """Return errors if the dies of one host have different server indexes or tls switches."""
     errors = []
     servers = {die["server_index"] for die in dies if "server_index" in die}
     if len(servers) > 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mask secrets, and what looks like one, in text that leaves a host."""
+"""Mask secrets, and text that looks like a secret, in output that leaves a host."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _BEARER = re.compile(rb"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic)
 _KEY_BLOCK = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 
 MIN_BYTES = 4
-"""Of a value that is masked wherever it is; a shorter one may be part of any word."""
+"""Smallest number of bytes of a secret that is masked everywhere; a shorter value may be part of any word."""
 
 
 def mask(data, secrets):
-    """`data` (bytes) with these secrets ({variable: value}) replaced by ***: each value, and lines that set a variable.
+    """Return `data` (bytes) with the values of `secrets` ({variable: value}) replaced by ***.
 
-    So are values of secret names, passwords in addresses and private keys.
+    Also masked: lines that set such a variable, values of secret names, passwords in addresses and private keys.
     """
     for value in sorted((str(value).encode() for value in secrets.values()), key=len, reverse=True):
         if len(value) >= MIN_BYTES:

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Read what the preflight checks need to know about a host and no module of Ansible returns."""
+"""Read facts about a host that the preflight checks need and that no module of Ansible returns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import (
 
 
 def said(*words):
-    """What a command prints, or nothing if it is not there or fails."""
+    """Return the output of a command, or "" if the program is missing or fails."""
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except OSError:
@@ -49,7 +49,7 @@ def said(*words):
 
 
 def content(path):
-    """The text of a file, or nothing if it is not there; a kernel without IPv6 has no tcp6."""
+    """Return the text of a file, or "" if there is none; a kernel without IPv6 has no tcp6."""
     try:
         with open(path) as file:
             return file.read()
@@ -70,13 +70,13 @@ def listening():
 
 
 def firewalls():
-    """Names of the active firewalls. They drop what role ray_cluster lets in: a packet must pass the rules of all."""
+    """Names of the active firewalls. They may drop packets that role ray_cluster accepts, as all rules apply."""
     states = {"firewalld": active("firewalld.service"), "ufw": parse_ufw(content("/etc/ufw/ufw.conf"))}
     return [name for name, is_active in states.items() if is_active]
 
 
 def kernel_upgrades():
-    """{by, hold} if packages are upgraded unasked and the kernel is not on hold, else None."""
+    """Return {by, hold} if packages are upgraded automatically and the kernel is not on hold, else None."""
     asks = ("apt-config", "dump", "--format", "%v%n")
     if said(*asks, "APT::Periodic::Unattended-Upgrade").strip() not in ("", "0") and active("apt-daily-upgrade.timer"):
         installed = said("dpkg-query", "--show", "--showformat=${db:Status-Abbrev} ${Package}\n", "linux-image*")

@@ -44,7 +44,7 @@ STORAGE_SECONDS = 30
 
 
 def new_lines(path, offset):
-    """(whole lines from `offset` on, at most BLOCK bytes; the new offset); none while there is no file."""
+    """Return (whole lines from `offset` on, at most BLOCK bytes; the new offset). Without a file there are no lines."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -109,7 +109,7 @@ def main():
 
 
 def within(seconds, read):
-    """What read() returns; its exception, or TimeoutError while a server of storage does not answer."""
+    """Call read() in a thread; return its result or raise its exception, or TimeoutError after `seconds`."""
     answer: concurrent.futures.Future = concurrent.futures.Future()
 
     def run():
@@ -123,7 +123,7 @@ def within(seconds, read):
 
 
 def finished_step(steps):
-    """The newest step that the end of the step log says is finished, or 0; the first line may be cut."""
+    """Return the newest finished step in the last BLOCK bytes of the step log, or 0. Incomplete lines are skipped."""
     try:
         with open(steps or os.devnull, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - BLOCK))
@@ -141,7 +141,7 @@ def finished_step(steps):
 
 
 def no_connection(peer):
-    """None, or why nothing listens at the peer's port."""
+    """Return None if the peer's port accepts a connection, else the reason why not."""
     return reachable(str(peer["address"]), int(peer["port"]), timeout=4, refused_is_answer=False)
 
 

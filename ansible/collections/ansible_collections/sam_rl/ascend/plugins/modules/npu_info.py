@@ -59,7 +59,7 @@ TIMEOUT = 30
 
 
 class Tool:
-    """npu-smi or hccn_tool; raises Unreadable where it is missing, fails or does not return."""
+    """Calls npu-smi or hccn_tool; raises Unreadable if the tool is missing, fails or does not return in time."""
 
     def __init__(self, name):
         self.name = os.path.basename(name)
@@ -92,7 +92,7 @@ class Tool:
 
 
 def die_state(die, smi, hccn, configured):
-    """Adds what the tools say about one die to it; (errors, warnings). configured: its address in hccn.conf or None."""
+    """Add the state of a die to the dict `die`; return (errors, warnings). configured: address in hccn.conf or None."""
     errors: list[dict] = []
     warnings: list[dict] = []
     phy = die["phy"]
@@ -106,7 +106,7 @@ def die_state(die, smi, hccn, configured):
 
     words = ("info", "-t", "spod-info", "-i", str(die["npu"]), "-c", str(die["chip"]))
     die.update(read("spod_unreadable", SMI_HINT, errors, lambda: parse_spod(smi(*words))) or {})
-    if not die["chip"]:  # firmware is a module's
+    if not die["chip"]:  # the dies of a module share their firmware
         call = ("info", "-t", "board", "-i", str(die["npu"]))
         board = read("firmware_unreadable", SMI_HINT, warnings, lambda: parse_board(smi(*call)))
         die["firmware"] = board["firmware"] if board else None
@@ -149,7 +149,7 @@ def die_state(die, smi, hccn, configured):
 
 
 def read_host(module, smi, hccn, pool):
-    """The result of a call without pings."""
+    """Return the result of the module for a call without pings."""
     result: dict = {"version": None, "dies": [], "errors": [], "warnings_found": []}
     if smi.path is None:
         sentence = f"{smi.name} was not found, expected the driver of the NPUs: install it (role ascend_driver)"
@@ -184,7 +184,7 @@ def read_host(module, smi, hccn, pool):
 
 
 def ping_one(hccn, phy, address):
-    """An error, or None. While other dies ping, hccn_tool may say that the device is occupied."""
+    """Ping from one die; return an error or None. Retries if hccn_tool says that the device is occupied."""
     for wait in (1, 3, 0):
         try:
             sent, received = parse_ping(hccn("-i", phy, "-hccs_ping", "-g", "address", address))

@@ -30,13 +30,13 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import existing, free_gb
 
 BLOCK = os.urandom(16 << 20)
-"""Storage that compresses or finds what it has already must write it all the same."""
+"""Random data, which storage with compression or deduplication must still write in full."""
 WRITERS = 8
-"""Files that are written at a time."""
+"""Number of files that are written at the same time."""
 
 
 def write(folder, size, deadline):
-    """Bytes that were written, and are on the storage, when the deadline is past; the file has at most `size`."""
+    """Write to a file of at most `size` bytes until the deadline; return the bytes that have reached the storage."""
     written = 0
     with tempfile.TemporaryFile(dir=folder) as file:
         while not written or time.monotonic() < deadline:

@@ -40,7 +40,7 @@ def tail(path, limit):
 
 
 def newest(patterns, limit, total):
-    """Files that match, newest first, while their ends, of up to `limit` bytes each, fit into `total` bytes."""
+    """Yield matching files, newest first, until `total` bytes are used; each counts with at most `limit` bytes."""
     states = {}
     for pattern in patterns:
         for path in glob.glob(pattern, recursive=True):
