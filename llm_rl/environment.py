@@ -186,7 +186,8 @@ def ray_address(recipe: Recipe, wait: float = RAY_WAIT) -> str:
 
 
 def _probe(address: str, resource: str) -> tuple[dict[str, Any] | None, str]:
-    """All and free devices of each living host, or None and the reason. A process asks Ray, to bound the wait."""
+    """Devices of each living host and the number of all free ones, or None and the reason. A process asks, to bound the
+    wait."""
     try:
         command = [sys.executable, "-c", _PROBE, address, resource]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

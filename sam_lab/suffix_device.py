@@ -23,7 +23,7 @@ CAPACITY = 1 << 20
 KEYS = (4, 2)
 """Tokens by which answers are looked up."""
 SLOTS = 8
-"""Answers per bucket. An answer overwrites the earlier one whose number has the same remainder."""
+"""Answers per bucket: answer number i is at i modulo SLOTS and overwrites the earlier one there."""
 PROMPT_TAIL = max(KEYS) - 1
 """Tokens of the prompt that are kept before an answer, so that its first token has a key."""
 LENGTHS = (1, 2, 3, 4, 5, 6, 10, 20)

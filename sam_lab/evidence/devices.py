@@ -20,7 +20,7 @@ from sam_lab.evidence.rollout import column
 STEPS = Path(__file__).resolve().parents[2] / "docs" / "results" / "engine-replay-h200.jsonl.gz"
 """Steps of vLLM 0.32's second runner with the plugin, Qwen3-8B's architecture."""
 LAUNCH = 82e-6
-"""Host seconds per operator on a 910C in eager mode, chosen so that a step takes about as long as the article's."""
+"""Host seconds per operator on a 910C in eager mode; a step then takes about as long as the article's plain step."""
 VERIFY = 0.75
 """Extra time of a verifying step, as a share of a decoding one: the mean of the article's 1.6 to 1.9, less 1."""
 EXPENSIVE = "article"

@@ -194,7 +194,7 @@ class Alone:
 
 
 class RatedDrafter(RolloutDrafter, Protocol):
-    """A drafter that also returns the strength of its latest drafts."""
+    """A drafter that also rates how good its latest drafts look (`strengths`)."""
 
     strengths: list[float]
 

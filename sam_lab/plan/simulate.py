@@ -20,7 +20,7 @@ from sam_lab.cost import Cost
 Float64 = npt.NDArray[np.float64]
 
 EDGES = np.array([128, 256, 512, 1024, 2048, 4096, 8192, 16384, 26000])
-"""Positions in the answer at which acceptance may change: powers of two, and positions at which the article's curve
+"""Positions in the answer at which acceptance may change: powers of two, and 26,000, where the article's curve
 rises."""
 BINS = len(EDGES) + 1
 BLOCK = 16

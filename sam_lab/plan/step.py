@@ -18,7 +18,7 @@ from sam_lab.cost import Cost
 from sam_lab.plan.simulate import Engines, Policy, Trace
 
 SWITCHING = 40.0
-"""Seconds per round for exchanging weights: an assumption, close to the time that the article's rollouts leave."""
+"""Seconds per round for exchanging weights: an assumption, about the time that the article's rollouts leave for it."""
 TRAINING = 1.04e-13
 """Die seconds of training per token and active parameter, fitted to the article (docs/results/plan-article.json)."""
 SPREAD = 0.6

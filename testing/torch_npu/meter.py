@@ -65,7 +65,7 @@ class Meter:
         self.events = None  # a Counter while it counts
         self.creating = self.paused = False
         self.inside = False  # whether an operator of the stand-in is running
-        self.clock = self.reached = 0  # launches so far, and those that the host knows to be done
+        self.clock = self.reached = 0  # launches, copies and waits so far, and those that the host knows to be done
         self.sources = []  # sources of copies to the device: clock, pinned memory, its contents
 
     def on_device(self, tensor):
@@ -80,7 +80,7 @@ class Meter:
             self.events[kind, what, dtype, place()] += 1
 
     def wait_for(self, what, clock):
-        """Notes that the host waits for all launches up to `clock`, unless it already knows that they are done."""
+        """Notes that the host waits for everything up to `clock`, unless it already knows that this is done."""
         if clock > self.reached:
             self.note("wait", what, clock=clock)
 

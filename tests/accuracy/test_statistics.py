@@ -52,7 +52,8 @@ def test_paired_test_is_the_share_of_sign_patterns(pairs):
 
 @pytest.mark.parametrize("questions", [1, 4, 30])
 def test_equal_differences_are_no_certain_ones(questions):
-    """The interval keeps a width although the standard error is 0; it includes 0 exactly if the test finds nothing."""
+    """The interval keeps a width although the standard error is 0, as the next question may differ; it includes 0
+    exactly if the test finds nothing."""
     off, on = [1] * questions, [4] * questions
     found, mirrored = statistics.difference(off, on, 4), statistics.difference(on, off, 4)
     assert (found.value, found.standard_error) == (0.75, 0)

@@ -128,7 +128,7 @@ def check_graphs_of_full_and_piecewise():
 
 
 STEPS_OF_RANKS = [
-    # tokens of each request on rank 0 and on rank 1, mode and tokens of the common graph, requests of each rank
+    # tokens of each request on rank 0 and on rank 1; mode and tokens of the common graph, its requests on each rank
     ([4] * 5, [1] * 9, ("FULL", 20), (5, 20)),
     ([4] * 2, [1] * 30, ("FULL", 32), (8, 32)),
     ([1] * 3, [4] * 8, ("FULL", 32), (32, 8)),

@@ -74,7 +74,7 @@ def check_rows_of_allowed_tokens_move_with_their_requests():
 
 
 def check_upstreams_verification_returns_logprob_token_ids():
-    """The log-probabilities belong to the accepted tokens, also where another request asks for the 2 best tokens."""
+    """The log-probabilities belong to the sampled tokens, also where another request asks for the 2 best tokens."""
     from vllm.v1.sample.logits_processor import LogitsProcessors
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.sampler import Sampler

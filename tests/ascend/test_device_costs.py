@@ -52,7 +52,7 @@ def test_a_verifying_step_launches_few_more_kernels(measured):
 
 
 def test_a_verifying_step_copies_little_more_to_the_device(measured):
-    """The two copies are the indices of logits and, in 0.11, the tokens whose log-probabilities are gathered."""
+    """The indices of its logits; in 0.11 tokens for log-probabilities, in 0.23 the numbers of accepted tokens."""
     for name, ours, plain in pairs(measured, drafts=True):
         more = costs.total(ours, "copy") - costs.total(plain, "copy")
         assert more <= 2, (name, more)
@@ -66,7 +66,7 @@ def test_a_verifying_step_runs_nothing_on_the_aicpu_that_a_plain_one_does_not(me
 
 
 def test_with_the_switch_off_the_step_is_the_plain_one(measured):
-    """vLLM 0.23 fills the numbers of accepted tokens by a copy with speculation, and by a kernel without."""
+    """vllm-ascend 0.23 fills the numbers of accepted tokens by a copy with speculation, and by a kernel without."""
     for name, ours, plain in pairs(measured, drafts=False):
         assert sorted(dear(ours)) == sorted(dear(plain)), name
         assert costs.total(ours, "launch", "copy") == costs.total(plain, "launch", "copy"), name

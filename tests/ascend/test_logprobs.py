@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of requests with penalties and limits. Drafts do not change the answers, or the requests are not drafted."""
+"""Tests of requests with penalties and limits. Drafts do not change them, or they are excluded and counted."""
 
 import pytest
 from ascend_engine import OLD

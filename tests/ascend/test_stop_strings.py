@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stop string may end inside a draft. The token ids, log-probabilities and text of the answer still end with the
-stop string."""
+"""A stop string may end inside a draft. The token ids, log-probabilities and text of the answer are still those
+without drafts: none go beyond the stop string."""
 
 from engine_checks import speculated
 

@@ -3,7 +3,7 @@
 
 usage: schedules.py [--count N] [--first SEED] [--cases [NAME ...]]
 
-A schedule is drawn from its seed: requests in waves, with parameters of every family, and events between. No text
+A schedule is drawn from its seed: requests in waves, with parameters of every family, and events in a wave. No text
 depends on timing, so an engine without speculation that runs one request at a time gives the expected answers. Each
 arm, an engine with sam, runs the schedule with a small cache, few tokens per step, and its own drafter. All engines
 are in this process, on vLLM's CPU backend or the stand-in for torch_npu.

@@ -152,7 +152,7 @@ def composed(*overrides):
 
 @pytest.mark.skipif(not DAPO_IN_CHECKOUT, reason="this verl has the engine's own speculative_config")
 def test_the_option_block_reaches_the_engine():
-    """OmegaConf's configuration and its dataclass give the same arguments, and none unless `enable` is true."""
+    """OmegaConf's configuration and its dataclass give the same arguments; without `enable` the block adds none."""
     from verl.workers.config import uses_sam, vllm_engine_kwargs
 
     block, engine = "actor_rollout_ref.rollout.speculative.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
@@ -308,7 +308,7 @@ def test_collectives_wait_as_long_as_the_trainer_needs(given):
 
 @pytest.mark.parametrize("setting", ["profile=article", "profile=recommended"])
 def test_a_kl_divergence_has_a_reference_model_like_the_actor(setting, given):
-    """verl requires a micro batch size for the reference model, with Megatron even if use_dynamic_bsz is set."""
+    """Megatron, then FSDP2: verl requires a micro batch size for the reference, with Megatron even with dynamic bsz."""
     lines, words = given("dapo_qwen3_32b_32die", setting, "algorithm.use_kl_loss=true")
     ref = "actor_rollout_ref.ref."
     expected = {f"{ref}log_prob_micro_batch_size_per_gpu=1"}

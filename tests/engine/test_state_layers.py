@@ -81,7 +81,7 @@ def copy_states_on_cpu(put):
 
 
 plain = started(start, "module", model="stateful", additional_config={"sam_verify": "seeded"})
-# Each of eight requests needs k + 1 blocks for states and two for tokens: one block more than there are.
+# Each of eight requests needs k + 1 blocks for states and two for tokens: together one block more than there are.
 synchronous = started(start, "module", model="stateful", sam=SEEDED, k=3, num_gpu_blocks_override=8 * 6 - 1)
 asynchronous = started(
     start, "module", model="stateful", sam=SEEDED, async_scheduling=True, num_gpu_blocks_override=8 * 10 - 1

@@ -60,7 +60,7 @@ def test_dapo_without_its_copies(folder, tmp_path, capsys):
 
 
 def test_a_run_notices_a_public_file_under_a_recipes_name(folder, tmp_path):
-    """A file needs a matching record of llm_rl.data, unless its prompts are unique or it has another schema."""
+    """A record must match its file. Without one, a file is refused if it has verl's schema and repeats its prompts."""
     out = tmp_path / "dapo-math-17k.parquet"
     words = ["dapo-math-17k", "--source", folder / "dapo.parquet", "--out", out]
     for kept in ((), ("--keep-duplicates",)):

@@ -352,7 +352,7 @@ def test_a_distribution_may_have_versions_of_its_own(repo, tmp_path):
 
 
 def test_an_editable_install_is_refused_with_the_way_out(repo, venv, tmp_path):
-    """The tool refuses, and names the command that patches the source tree of the editable install instead."""
+    """The tool refuses, and names the command that patches its source tree instead. `status` then reads this tree."""
     trees, env = tmp_path / "the trees", ("--env", venv.parents[2])
     direct = {"url": f"file://{tmp_path}/the%20trees/beta", "dir_info": {"editable": True}}
     (venv / "beta-0.3.dist-info/direct_url.json").write_text(json.dumps(direct))

@@ -101,7 +101,7 @@ def test_acceptance_is_by_source_length_and_place():
 
 @pytest.mark.parametrize(("a_row", "drafted"), [(0.0, 3), (0.25, 1), (1.0, 0)])
 def test_the_budget_gains_most_tokens_a_second(a_row, drafted):
-    """Steps with 0 to 3 unknown draft tokens yield 1 to 1.875 tokens and take 1 s, and `a_row` s per draft token."""
+    """0 to 3 unknown draft tokens yield 1, 1.5, 1.75, 1.875 tokens; a step takes 1 s and `a_row` s per draft token."""
     device = Device("own", "", Cost(np.array([1.0, 1001.0]), np.array([1.0, 1 + 1000 * a_row]), 0.0, 0.0))
     answer = Answer([7, 8], [1, 2, 3, 4, 1, 2, 3, 4], "p", "g", None)
     steps, _ = roll_out([answer], make("suffix-device:3", lambda: 0.0, device=device), 1)

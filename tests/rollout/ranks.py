@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 ascend_engine.PATHS.append(str(HERE.parent / "common"))
 ascend_engine.MODULES += ["verl.workers.rollout.base", "verl.workers.config"]
 PATIENCE = 400
-"""Seconds to wait for an answer; ranks that are out of step would wait for each other forever."""
+"""Seconds to wait for an answer; ranks that are out of step would wait for each other until gloo's timeout."""
 SETTINGS = {"tensor_model_parallel_size": 1, "prompt_length": 16, "response_length": 48, "dtype": "float32"}
 SETTINGS |= {"load_format": "auto", "max_num_batched_tokens": 2048}
 SETTINGS["free_cache_engine"] = False  # sleep mode needs the device's own allocator

@@ -37,7 +37,7 @@ class Server:
         self.rollout = get_rollout_class("vllm", "sync")(config, HFModelConfig(path=model), self.mesh)
 
     def generate(self, prompts, sampling=None, **meta_info):
-        """Answer prompts of token ids as in training: `n` rows per prompt, of which this rank answers its share.
+        """Answer prompts of token ids as a trainer asks: `n` rows per prompt, of which this rank answers its share.
 
         sampling: sampling parameters of the rollout to override during this call.
 

@@ -49,7 +49,7 @@ def note_answers(engine):
 
 
 def noted_answers(engine):
-    """Return the noted answers, sorted."""
+    """Return the answers noted since the last call, sorted."""
     noted = engine.engine.collective_rpc(
         lambda worker: noting_pool.noted_answers(worker.model_runner.speculator.proposer)
     )

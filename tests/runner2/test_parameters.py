@@ -15,7 +15,7 @@ def results(engine):
     """Return the tokens, texts and ends of the answers to each request, and the log-probabilities of its first answer
     and of its prompt.
 
-    The tokens of an answer that a stop string ends are left out: vLLM before 0.32 returns tokens after the stop string.
+    Tokens and log-probabilities of an answer that a stop string ends are left out: vLLM before 0.32 returns more.
     """
     ends, logprobs = [], []
     for output in engine.outputs:

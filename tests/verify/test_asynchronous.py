@@ -83,8 +83,9 @@ class Runner:
     ],
 )
 def test_which_drafts_are_verified(counts, drafts):
-    """In a graph each request verifies k tokens, some of which are padding. If a graph cannot run the step, nothing is
-    drafted, the host does not wait, and the drafter records no refused drafts."""
+    """In a graph each request verifies k tokens, some of which are padding. If one request of a step for a graph
+    cannot, none drafts, the host does not wait, and the drafter records no refused drafts. A step with a long prompt
+    runs without a graph, and its drafts have any length."""
     runner = Runner()
     step = runner.begin(counts)
     assert step.scheduled_spec_decode_tokens == drafts and runner.waits == bool(drafts)

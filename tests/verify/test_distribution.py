@@ -121,7 +121,7 @@ def test_joint_law_of_texts(mode, kind, small_blocks):
 
 
 def proposer_of(mode, is_uniform=True):
-    """Return a SamProposer, and a function that proposes drafts for PADDED texts. Most draft tokens are padding."""
+    """Return a SamProposer, and a function that proposes drafts for PADDED texts: if uniform, mostly padding."""
     sam = {"threshold": PADDED, "sources": ["request"], "rule": "newest", "verify": mode}
     proposer = SamProposer(K, sam, max_model_len=64)
     if is_uniform:
@@ -163,7 +163,7 @@ def test_seeded_sample_over_many_blocks():
 
 
 def test_seeded_sample_of_near_zero_probabilities():
-    """A token of 1e-4 in a block with a likely token, and a block of 1e-4 in total, occur 20 times in 200,000."""
+    """A token of 1e-4 next to a likely one of its block, and a block of 1e-4 in total: 20 each expected in 200,000."""
     probs = torch.zeros(3 * noise.BLOCK)
     probs[5], probs[2 * noise.BLOCK :] = 1e-4, 1e-4 / noise.BLOCK
     probs[6] = 1 - probs.sum()

@@ -106,7 +106,7 @@ def test_drafting_pauses_where_it_does_not_pay():
 
 @pytest.mark.parametrize(("pass_ms", "pays"), [(0.2, True), (2.0, False)])
 def test_passes_run_where_they_pay(pass_ms, pays):
-    """Three passes of a model drafter are expected to yield a tenth more tokens than one. Step times have 4 % noise."""
+    """Three passes are expected to yield a tenth more tokens than one pass. A step of 16 ms has 4 % noise."""
     device, passes, noise = Device(acceptance=0.8, drafting_ms=3.6), Passes(3), random.Random(1)
     device.pauses.passes, ran = passes, []
     for _ in range(4000):

@@ -26,7 +26,7 @@ NETWORK = "10.231.0"
 CONTROLLER = f"{NETWORK}.1"
 DEVICES = [*(f"davinci{die}" for die in range(16)), "davinci_manager", "devmm_svm", "hisi_hdc"]
 REBOOT = 133  # exit status of systemd-nspawn --keep-unit when the host wants to start again
-# Paths at which a running system or a login writes files; the playbooks write none there.
+# Paths that a comparison leaves out, because a running system or a login writes files there.
 NOISE = ("etc/machine-id", "etc/resolv.conf", "etc/.updated", "root/.ansible", "root/.bash_history", "run", "tmp")
 NOISE += ("usr/lib/python3", "var/.updated", "var/lib/apt", "var/cache", "var/lib/dbus", "var/lib/systemd", "var/log")
 NOISE += ("var/tmp",)

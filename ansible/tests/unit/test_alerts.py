@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus's alerts name only metrics that a component of this repository serves, and promtool sees them fire."""
+"""Prometheus's alerts name only metrics that the exporters of a cluster serve, and promtool sees them fire."""
 
 import json
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""job_state reads a job's log and steps, and raises TimeoutError if the storage does not answer."""
+"""job_state reads a job's log and steps; its reads raise TimeoutError if the storage does not answer."""
 
 import concurrent.futures
 import json

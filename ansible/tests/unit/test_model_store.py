@@ -44,7 +44,7 @@ def test_a_copy_that_another_one_was_begun_over_is_not_complete(play, as_root, t
     ("complete", "file", "copies"), [("/a", "/m/f", False), ("/b", "/m/f", True), ("/a", "", True)]
 )
 def test_what_is_copied(complete, file, copies):
-    """A model is copied if its record names another source, or if its folder has no file."""
+    """A model is copied if it has no record, if its record names another source, or if its folder has no file."""
     (block,) = (task for name, task in tasks("model_store/tasks/item.yml").items() if name.startswith("Copy"))
     values = {"model_store_item": {"source": "/a"}, "model_store_complete": complete, "model_store_file": file}
     assert all(rendered(one, **values) for one in block["when"]) is copies

@@ -134,7 +134,8 @@ def test_a_run_goes_on_with_settings_that_the_launcher_lets_change(overrides, be
 
 
 def test_what_a_run_was_asked_for_is_recorded_when_it_starts():
-    """The playbook removes the record of the previous end, then writes the request, then starts the run."""
+    """A start writes the request; joining a run does not, as a finished run is compared with its request. The record of
+    the previous end is removed before, so that a start cut short has no end on record."""
     names = [task["name"] for task in tasks("recipe_launch/tasks/follow.yml")["Start the run"]["block"]]
     order = ["Remove the record of how the run ended before", "Write the settings of the run", "Start the unit"]
     assert [name for name in names if name in order] == order
@@ -438,7 +439,7 @@ def test_target_problems():
 
 
 def end(outcome, **changes):
-    """The result of follow_job for a job that has ended."""
+    """A result of follow_job with `without_folder`, which role recipe_launch adds."""
     return {"outcome": outcome, "result": "exit-code", "status": 3, "lost": [], "without_folder": [], **changes}
 
 
@@ -519,8 +520,8 @@ def test_a_spare_host_is_used_at_once_and_in_later_calls(play, tmp_path):
 
 
 def test_secret_variables_are_masked_wherever_they_are(tmp_path):
-    """Secrets are masked in all texts, very short ones only where their variable is set. Text that looks like a
-    secret is masked too."""
+    """Secrets are masked in all texts, whatever their variables' names; very short ones only where their variable is
+    set. Text that looks like a secret is masked too."""
     hook = "https://open.example/hook/0123-abcd"
     secrets = {"FEISHU_WEBHOOK": hook, "DB": "x", "PHRASE": "two words, one; 'three'", "LONG": f"{hook}/and-more"}
     secrets["PIN"] = 12345
@@ -696,7 +697,8 @@ def test_every_backend_has_its_imports(lock, backend):
 
 @pytest.mark.parametrize("lock", IMAGE_LOCKS, ids=lambda lock: lock.parent.name)
 def test_megatron_is_built_from_commits_of_any_branch(lock, tmp_path):
-    """The build clones the pinned commit although it is on another branch, and does not keep the address of origin."""
+    """The build clones pinned commits, as branches can move; a clone has other branches only as those of origin. The
+    address of origin is not kept."""
     npu = tomllib.loads(lock.with_name("pins.toml").read_text())["runtime"]["npu"]
     assert all(re.fullmatch("[0-9a-f]{40}", npu[name]) for name in ("megatron_lm", "mindspeed"))
     origin, copy = tmp_path / "origin", tmp_path / "copy"

@@ -104,7 +104,7 @@ def simulate_device():
     Pauses.launched = launch
     async_utils.async_copy_to_np, Speculator.update_requests = copy_later, begin
     topk_topp_sampler.HAS_TRITON = False  # the interpreter cannot run this kernel
-    tldevice.log1p = lambda x: language.log(x.to(language.float64) + 1).to(x.dtype)  # for vLLM up to 0.30
+    tldevice.log1p = lambda x: language.log(x.to(language.float64) + 1).to(x.dtype)  # it has none; for vLLM up to 0.30
     CpuPlatform.check_and_update_config = staticmethod(keep_asynchronous)
     torch.Event = torch.cuda.Event = Event
     speed_up()

@@ -46,7 +46,7 @@ def use_kernels():
     delta_nets.fla_chunk_gated_delta_rule = token_by_token
     vars(_custom_ops).pop("causal_conv1d_weight_pack", None)  # reorders weights for kernels in bfloat16
 
-    # functions that the interpreter lacks
+    # workarounds for what the interpreter lacks
     interpreter._patch_lang(conv.causal_conv1d_fn)
     for name, module in sys.modules.items():  # they hold functions from before the patch
         if name.startswith("vllm.third_party.flash_linear_attention.ops."):

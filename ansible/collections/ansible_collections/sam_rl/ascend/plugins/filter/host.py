@@ -52,7 +52,7 @@ def ranges(numbers: set[int], comma: str = ",") -> str:
 
 
 def ports_in(value: str) -> set[int]:
-    """Return the set of ports in text such as "777,20000-20990"."""
+    """Return the ports in text such as "777,20000-20990", in any order; the kernel sorts and joins them."""
     ranges = [part.partition("-") for part in value.split(",") if part]
     return {port for first, _, last in ranges for port in range(int(first), int(last or first) + 1)}
 
@@ -137,7 +137,8 @@ def replacements(lost: list[str], hosts: list[str], spares: list[str], hostvars:
 
 
 def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
-    """Return a sentence on how a run failed. end: the result of follow_job with `without_folder`, a list of hosts."""
+    """Return a sentence on how a run failed. end: the result of follow_job; its `without_folder`: the hosts
+    that no longer have the run's folder."""
     run = f"{host}: the run {folder.rpartition('/')[2]}"
     ended = "was stopped" if end["outcome"] == "lost" else "ended"
     if end["without_folder"]:

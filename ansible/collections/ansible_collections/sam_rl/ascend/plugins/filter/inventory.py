@@ -283,7 +283,7 @@ def _time_problems(settings: Mapping) -> list[str]:
 
 
 def _driver_problems(settings: Mapping, repository: str) -> list[str]:
-    """Return a problem if the driver is older than upstream's driver for the pin set's CANN; a newer driver is fine."""
+    """Return a problem if the driver is older than upstream's for the pin set's CANN; newer ones run older CANNs."""
     oldest = pin_set(repository, settings["pin_set"])["runtime"].get("npu", {}).get("driver")
     if not oldest or not settings["dies_per_host"]:
         return []

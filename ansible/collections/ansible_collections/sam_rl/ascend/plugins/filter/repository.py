@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that read the pin sets of the repository and the request for a run."""
+"""Filters that read the request for a run, and the pin sets, so that no version is written a second time."""
 
 from __future__ import annotations
 

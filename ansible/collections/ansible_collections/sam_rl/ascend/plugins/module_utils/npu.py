@@ -199,7 +199,7 @@ def check_dies(dies, expected, accepted):
 
 
 def check_host(dies):
-    """Return errors if the dies of one host have different server indexes or tls switches."""
+    """Return errors if dies (keys of parse_spod, `tls`) of one host have different server indexes or tls switches."""
     errors = []
     servers = {die["server_index"] for die in dies if "server_index" in die}
     if len(servers) > 1:
