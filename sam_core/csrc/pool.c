@@ -118,8 +118,8 @@ static bool store(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t coun
             return false;
         body->tokens = grown;
     }
-    for (uint32_t i = 0; i < count;
-         i++) // & keeps ids nonnegative even if another thread changes the checked array
+    // & keeps ids nonnegative even if another thread changes the checked array.
+    for (uint32_t i = 0; i < count; i++)
         body->tokens[body->size++] = tokens[i] & INT32_MAX;
     p->stats.tokens += count;
     if (slot->group)

@@ -41,12 +41,10 @@ def collection(size: int) -> list[list[int]]:
     rng.shuffle(texts)
     chosen: list[list[int]] = []
     total = 0
-    while True:
-        repeats = total > 0
-        for text in texts:
-            if repeats:
-                text = [token + rng.randrange(50) * (rng.random() < 0.1) for token in text]
-            chosen.append(text)
-            total += len(text)
-            if total >= size:
-                return chosen
+    while total < size:
+        text = texts[len(chosen) % len(texts)]
+        if len(chosen) >= len(texts):
+            text = [token + rng.randrange(50) * (rng.random() < 0.1) for token in text]
+        chosen.append(text)
+        total += len(text)
+    return chosen
