@@ -190,7 +190,8 @@ def test_graphs_of_decoding_hold_no_parts_of_prompts(synchronous, texts):
     synchronous.run([prompts[0][:4], prompts[1][:4]], 4)  # 4 tokens each, as a request with 3 drafts
     (short,) = synchronous.engine.collective_rpc(lambda worker: worker.noted)
     assert short[0] == (8, 2, False)
-    assert synchronous.run(prompts[:1], lengths[:1]) == greedy[:1]
+    for _ in range(2):  # the second answer has full drafts, from the first
+        assert synchronous.run(prompts[:1], lengths[:1]) == greedy[:1]
     (noted,) = synchronous.engine.collective_rpc(lambda worker: worker.noted)
     assert (4, 1, True) in noted
 
