@@ -2,7 +2,7 @@
 """What differs between pin sets for a recipe: versions, tree ids and variables in patches/NAME/pins.toml, and the needs
 of its verl release in llm_rl/verl_releases:
 
-v0_9_1.toml  key map (llm_rl/key_map.py), and plain values
+v0_9_1.toml  key map (llm_rl/key_map.py), and plain values, over those of common.toml
 v0_9_1.py    three functions of a llm_rl.recipe.Recipe:
              check(recipe)                   raises ValueError, one sentence, for a recipe that this verl cannot run
              derive(recipe) -> dict          settings that follow from several keys, by verl's names; a leading + adds a
@@ -52,7 +52,7 @@ class RecipePins:
         release = "v" + version.replace(".", "_")
         self._functions: Any = importlib.import_module(f"llm_rl.verl_releases.{release}")
         path = RELEASES / f"{release}.toml"
-        facts = tomllib.loads(path.read_text())
+        facts = read_facts(path)
         self.collective_timeout: int = facts["collective_timeout_s"]
         self.speculation: str = facts["speculation"]
         self.speculation_on: dict[str, Any] = facts.get("speculation_on", {})
@@ -106,6 +106,15 @@ class RecipePins:
         spec = importlib.util.find_spec("verl")
         assert spec and spec.submodule_search_locations
         return Path(spec.submodule_search_locations[0])
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """The content of a release's .toml over that of common.toml next to it."""
+
+    def over(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+        return common | {k: over(common.get(k, {}), v) if isinstance(v, dict) else v for k, v in own.items()}
+
+    return over(*(tomllib.loads(file.read_text()) for file in (path.with_name("common.toml"), path)))
 
 
 def names() -> list[str]:

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -357,8 +356,9 @@ def key_map():
 
 def test_a_key_map_names_each_key_of_a_recipe():
     path = key_map()
-    for new, said in (("warmth = ", "lacks train.lr"), ('warmth = ""\nlr = ', "names train.warmth")):
-        facts = tomllib.loads(path.read_text().replace("\nlr = ", f"\n{new}"))
+    for old, said in (("lr", "lacks train.lr"), ("", "names train.warmth")):
+        facts = pin_set.read_facts(path)
+        facts["keys"]["train"]["warmth"] = facts["keys"]["train"].pop(old, "")
         with pytest.raises(UserError, match=f"^{path} {said}: it must name, under keys"):
             KeyMap(path, facts)
 
@@ -367,7 +367,8 @@ def test_a_pin_set_is_a_folder(given, monkeypatch, tmp_path):
     """A folder alone makes a pin set, here a copy with one different key of verl; no other file names it."""
     folder = tmp_path / "patches" / "vllm-99.9"
     shutil.copytree(PATCHES / PIN_SET, folder)
-    shutil.copy(key_map(), tmp_path)
+    for file in RELEASES.glob("*.toml"):
+        shutil.copy(file, tmp_path)
     monkeypatch.setattr(pin_set, "PATCHES", folder.parent)
     monkeypatch.setattr(pin_set, "RELEASES", tmp_path)
     warmth = "+actor_rollout_ref.rollout.engine_kwargs.vllm.warmth"
