@@ -19,7 +19,7 @@ import psutil
 from llm_rl import load
 from llm_rl.errors import UserError
 from llm_rl.recipe import Recipe
-from llm_rl.steps import read_steps, round_seconds, step_seconds
+from llm_rl.steps import mean, read_steps, round_seconds, step_seconds
 
 SPEC = "rollout/spec/"
 ADVICE = "sync_refill_failed_groups"
@@ -262,21 +262,18 @@ def summarize(steps: list[dict]) -> dict[str, Any]:
     """
     rest = [step["data"] for step in steps[1:] or steps]
 
-    def mean(of: list[float]) -> float | None:
-        return sum(of) / len(of) if of else None
-
     def total(name: str) -> float:
         return sum(data.get(SPEC + name, 0) for data in rest)
 
     summary: dict[str, Any] = {
-        "rollout_s": mean([data["timing_s/gen"] for data in rest if "timing_s/gen" in data]),
-        "step_s": mean([seconds for data in rest if (seconds := step_seconds(data)) is not None]),
-        "reward": mean([data["critic/rewards/mean"] for data in rest if "critic/rewards/mean" in data]),
-        "length": mean([data["response_length/mean"] for data in rest if "response_length/mean" in data]),
+        "rollout_s": mean(data.get("timing_s/gen") for data in rest),
+        "step_s": mean(map(step_seconds, rest)),
+        "reward": mean(data.get("critic/rewards/mean") for data in rest),
+        "length": mean(data.get("response_length/mean") for data in rest),
         **{name: total(name) for name in ("tokens", "request_steps", "drafted", "accepted", "tail_s")},
     }
-    if rounds := [seconds for data in rest if (seconds := round_seconds(data)) is not None]:
-        summary["round_s"] = mean(rounds)
+    if (round_s := mean(map(round_seconds, rest))) is not None:
+        summary["round_s"] = round_s
     return summary
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,12 @@ def read_steps(path: Path) -> list[dict]:
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are not None; None if all are."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def step_seconds(step: Mapping[str, float]) -> float | None:

@@ -10,7 +10,7 @@ from llm_rl.errors import UserError
 from llm_rl.load import busy
 from llm_rl.reports.drafting import positions, sources, step_costs
 from llm_rl.reports.runs import SPEC
-from llm_rl.steps import round_seconds, step_seconds
+from llm_rl.steps import mean, round_seconds, step_seconds
 
 LOG_PROB_DIFF, TOTAL = "rollout_corr/log_prob_diff/", "/total"
 RESAMPLES, MIN_STEPS = 1000, 5
@@ -119,12 +119,7 @@ def _gain(pairs):
 
 
 def _arm(run, first):
-    def mean(metric):
-        values = [step[metric] for step in run.steps[first:] if metric in step]
-        return sum(values) / len(values) if values else None
-
-    step_times = [seconds for step in run.steps if (seconds := step_seconds(step)) is not None]
-    rounds = [seconds for step in run.steps[first:] if (seconds := round_seconds(step)) is not None]
+    step_times = list(map(step_seconds, run.steps))
     totals = {name: run.total(name, first) for name in (*SUMS, CPU)}
     padding, padding_accepted = (run.total(name, first) or 0 for name in ("padding", "padding_accepted"))
     drafted, accepted = totals["drafted"] - padding, totals["accepted"] - padding_accepted
@@ -136,10 +131,10 @@ def _arm(run, first):
         "host": run.record.get("host"),
         "load": run.load(first),
         "resumed_after": [n for attempt in run.record.get("attempts", []) if (n := attempt["after_step"])],
-        "round_s": sum(rounds) / len(rounds) if rounds else None,
-        "rollout_s": mean("timing_s/gen"),
+        "round_s": mean(map(round_seconds, run.steps[first:])),
+        "rollout_s": mean(run.values("timing_s/gen", first)),
         "rollout_ms_per_token": 1e3 * sum(run.values("timing_s/gen", first)) / totals["tokens"],
-        "step_s": sum(step_times[first:]) / len(step_times[first:]),
+        "step_s": mean(step_times[first:]),
         "rollout_s_per_step": run.values("timing_s/gen"),
         "tokens_per_training_step": run.values(SPEC + "tokens"),
         "step_s_per_step": step_times,
@@ -147,8 +142,8 @@ def _arm(run, first):
         "tokens_per_step": totals["tokens"] / totals["request_steps"],
         "padding": padding,
         "acceptance_rate": accepted / drafted if drafted else None,
-        "switch_on_share": mean(SPEC + "switch_on_share"),
-        "draft_ms": mean(SPEC + "draft_ms"),
+        "switch_on_share": mean(run.values(SPEC + "switch_on_share", first)),
+        "draft_ms": mean(run.values(SPEC + "draft_ms", first)),
         "positions": positions(run, first),
         "by_source": sources(run, first),
         "step_costs": step_costs(run, first),
@@ -234,16 +229,11 @@ def figures(summary):
 
 def _means(arm, first):
     """Figures of an arm that summary.json lacks: milliseconds per token, mean reward and length."""
-
-    def mean(name):
-        values = [value for value in arm[name][first:] if value is not None]
-        return sum(values) / len(values) if values else None
-
     return {
         "tail_ms_per_token": 1e3 * arm["tail_s"] / arm["tail_tokens"] if arm["tail_tokens"] else None,
         "cpu_ms_per_token": 1e3 * arm["cpu_s"] / arm["tokens"] if arm["cpu_s"] else None,
-        "reward": mean("rewards"),
-        "length": mean("lengths"),
+        "reward": mean(arm["rewards"][first:]),
+        "length": mean(arm["lengths"][first:]),
     }
 
 

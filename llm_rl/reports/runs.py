@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass, field
 
 from llm_rl.errors import UserError
-from llm_rl.steps import TIMES, complete_lines, read_steps
+from llm_rl.steps import TIMES, complete_lines, mean, read_steps
 
 SPEC = "rollout/spec/"
 REQUIRED = ["timing_s/gen", TIMES]
@@ -35,7 +35,7 @@ class Run:
         None if no step has them.
         """
         loads = [load for step, load in self.record.get("load", {}).items() if int(step) > first]
-        return {name: sum(load[name] for load in loads) / len(loads) for name in ("others", "steal")} if loads else None
+        return {name: mean(load[name] for load in loads) for name in ("others", "steal")} if loads else None
 
     def total(self, name, first=0):
         """The sum of rollout/spec/<name> since the `first` training step; None if no step has it."""
