@@ -64,7 +64,22 @@ class OneByOne:
 
 
 class TreeDrafter(OneByOne):
-    """A Drafter of trees instead of chains."""
+    """A Drafter of trees instead of chains.
+
+    texts: the text of each open request.
+    """
+
+    def __init__(self) -> None:
+        self.texts: dict[int, list[int]] = {}
+
+    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
+        self.texts[request] = list(prompt_ids)
+
+    def append(self, request: int, tokens: Sequence[int]) -> None:
+        self.texts[request] += tokens
+
+    def finish(self, request: int) -> None:
+        del self.texts[request]
 
     def propose_tree(self, request: int, n: int) -> Tree:
         """A tree of at most n nodes."""

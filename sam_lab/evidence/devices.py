@@ -19,8 +19,6 @@ from sam_lab.evidence.rollout import column
 
 STEPS = Path(__file__).resolve().parents[2] / "docs" / "results" / "engine-replay-h200.jsonl.gz"
 """Steps of vLLM 0.32's second runner with the plugin, Qwen3-8B's architecture."""
-LAUNCH = 82e-6
-"""Host seconds per operator on a 910C in eager mode; a step then takes about as long as the article's plain step."""
 VERIFY = 0.75
 """Extra time of a verifying step, as a share of a decoding one: the mean of the article's 1.6 to 1.9, less 1."""
 EXPENSIVE = "article"
@@ -56,7 +54,7 @@ def devices(names: Iterable[str] = (), verify: float = VERIFY, share: float = 0.
     verify: additional seconds of a verifying step of `article`, as a share of a plain step. share: see Device.
     """
     large = SHAPES["Qwen3-32B"]
-    npu = replace(DIES["910C"], launch=LAUNCH)
+    npu = DIES["910C"]
     eager = roofline(large, 4, 1, npu)
     found = [
         Device("cpu", "CPU, measured, Qwen3-0.6B", measured("cpu")),

@@ -14,16 +14,14 @@ from sam_core.switch import AutoSwitch
 from sam_lab import suffix_device
 from sam_lab.arms import Arm
 from sam_lab.evidence.devices import Device
-from sam_lab.evidence.rollout import EngineStep, column
+from sam_lab.evidence.rollout import EngineStep, RolloutDrafter, column
 from sam_lab.recordings import Answer
 
 Int32 = npt.NDArray[np.int32]
 
 
-class Sam:
+class Sam(RolloutDrafter):
     """`sam_core.proposer.SamProposer`, as an engine calls it."""
-
-    passes = 0
 
     def __init__(
         self,
@@ -32,8 +30,7 @@ class Sam:
         clock: Callable[[], float],
         proposer: type[SamProposer] = SamProposer,
     ) -> None:
-        self.arm = arm
-        self.groups: Sequence[str] = ()
+        super().__init__(arm)
         self.rollouts = 0
         self.proposer = proposer(
             max(arm.lengths),
@@ -54,7 +51,7 @@ class Sam:
             pool.close(slot)
 
     def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
-        self.table, self.prompts, self.groups = table, prompts, groups
+        super().begin(table, prompts, groups)
         self.rollouts += 1
         self._active: list[int] = []
 
@@ -71,20 +68,15 @@ class Sam:
         self.proposer.finish([f"{i}-{self.rollouts}" for i in ended])
 
 
-class Ngram:
+class Ngram(RolloutDrafter):
     """vLLM's n-gram proposer; its ngram_gpu drafts the same tokens."""
-
-    passes = 0
 
     def __init__(self, arm: Arm) -> None:
         from sam_lab.bench.peers.ngram import ngram_proposer
 
-        self.arm = arm
+        super().__init__(arm)
         shortest, longest = (int(arm.parameters[name]) for name in ("min", "max"))
         self.proposer = ngram_proposer(max(arm.lengths), 1, shortest, longest)
-
-    def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
-        self.table = table
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         most = self.arm.k(len(active))
@@ -95,26 +87,22 @@ class Ngram:
         rows = self.table[active] if len(active) < len(self.table) else self.table
         return [draft[:most] for draft in self.proposer.propose(sampled, lengths, rows)]
 
-    def finish(self, ended: list[int]) -> None:
-        """Do nothing, because the drafter keeps nothing about requests."""
 
-
-class Suffix:
+class Suffix(RolloutDrafter):
     """arctic-inference's cache, called as vLLM's suffix decoding calls it."""
-
-    passes = 0
 
     CACHED_REQUESTS = 10_000
 
     def __init__(self, arm: Arm) -> None:
         from sam_lab.bench.peers.arctic import arctic
 
-        self.arm, self.depth = arm, int(arm.parameters["depth"])
+        super().__init__(arm)
+        self.depth = int(arm.parameters["depth"])
         self.cache = arctic()(max_tree_depth=self.depth, max_cached_requests=self.CACHED_REQUESTS)
         self.rollouts = 0
 
     def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
-        self.table, self.prompts = table, prompts
+        super().begin(table, prompts, groups)
         self.fed = np.zeros(len(table), np.int64)
         self.rollouts += 1
 
@@ -153,22 +141,21 @@ class Suffix:
                 self.cache.stop_request(f"{i}-{self.rollouts}")
 
 
-class AdaptiveSuffixDevice:
+class AdaptiveSuffixDevice(RolloutDrafter):
     """vLLM's suffix decoding on the second runner with adaptive verification.
 
     Each step has the budget of draft tokens with the most expected tokens per second. vLLM computes its budget from the
     probabilities of the previous step and the costs that it measured without drafts at its start; here both are exact.
     """
 
-    passes = 0
-
     def __init__(self, arm: Arm, device: Device | None) -> None:
-        self.arm, self.device = arm, device
+        super().__init__(arm)
+        self.device = device
         self.method = suffix_device.SuffixDevice(int(arm.parameters["depth"]))
         self.acceptance = suffix_device.AcceptedByClass(max(arm.lengths))
 
     def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
-        self.table, self.prompts = table, prompts
+        super().begin(table, prompts, groups)
         self.lengths = np.zeros(len(table), np.int64)
         self.pending: dict[int, tuple[suffix_device.SuffixDraft, int]] = {}
 

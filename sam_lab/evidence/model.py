@@ -8,7 +8,7 @@ same drafter. The acceptance rates are published ones; the numbers may correlate
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -132,31 +132,29 @@ class _Notes(Sam):
         return [[] for _ in active]
 
 
-class Longest:
+class Longest(RolloutDrafter):
     """Drafts the tokens after the newest occurrence of the longest match in the texts of the request and its group."""
 
-    passes = 0
-
     def __init__(self, arm: Arm) -> None:
-        self.arm = arm
+        super().__init__(arm)
         self.pool = Pool(rule="newest", sources=("request", "group"))
 
-    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
-        self.texts, self.prompts, self.groups = texts, prompts, groups
-        self.slots = np.full(len(texts), -1, np.int32)
+    def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+        super().begin(table, prompts, groups)
+        self.slots = np.full(len(table), -1, np.int32)
         self.fed = prompts.copy()
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         for i in active:
             if self.slots[i] < 0:
-                self.slots[i] = self.pool.open(self.texts[i, : self.prompts[i]], self.groups[i].encode())
+                self.slots[i] = self.pool.open(self.table[i, : self.prompts[i]], self.groups[i].encode())
         k = max(1, max(self.arm.lengths))
         out, found = np.empty((len(active), k), np.int32), np.empty(len(active), np.int32)
         matches = np.zeros((len(active), k), np.int32)
         starts, limits = self.fed[active], np.array(may_draft, np.int32) * self.arm.k(len(active))
         self.pool.step(
             self.slots[active],
-            self.texts[active],
+            self.table[active],
             lengths - starts,
             limits.astype(np.int32),
             out,
@@ -173,15 +171,12 @@ class Longest:
             self.pool.close(int(self.slots[i]))
 
 
-class Alone:
+class Alone(RolloutDrafter):
     """Drafts with the model alone."""
 
     def __init__(self, arm: Arm, model: ModelDrafter) -> None:
-        self.arm, self.model = arm, model
-        self.passes = 0
-
-    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
-        """Do nothing, because the model's drafter has the texts."""
+        super().__init__(arm)
+        self.model = model
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         k = self.arm.k(len(active))
@@ -189,25 +184,16 @@ class Alone:
         rows = self.model.draft(active, lengths)[:, :k].tolist()
         return [row if may else [] for row, may in zip(rows, may_draft, strict=True)]
 
-    def finish(self, ended: list[int]) -> None:
-        """Do nothing, because the drafter keeps nothing about requests."""
-
-
-class RatedDrafter(RolloutDrafter, Protocol):
-    """A drafter that also rates how good its latest drafts look (`strengths`)."""
-
-    strengths: list[float]
-
 
 class Either(Alone):
     """The texts' draft if its strength reaches the threshold, else the model's."""
 
-    def __init__(self, arm: Arm, model: ModelDrafter, texts: RatedDrafter) -> None:
+    def __init__(self, arm: Arm, model: ModelDrafter, texts: RolloutDrafter) -> None:
         super().__init__(arm, model)
         self.texts, self.threshold = texts, arm.parameters.get("threshold", 0.0)
 
-    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
-        self.texts.begin(texts, prompts, groups)
+    def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+        self.texts.begin(table, prompts, groups)
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         own = super().draft(active, lengths, may_draft, num_tokens)
@@ -232,9 +218,9 @@ class Best(Sam):
         self.model, self.chooser = model, Chooser(max(arm.lengths), model.longest)
         self.proposer.chooser = self.chooser
 
-    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
-        super().begin(texts, prompts, groups)
-        self.chooser.begin(texts, prompts, groups)
+    def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+        super().begin(table, prompts, groups)
+        self.chooser.begin(table, groups)
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         chooser = self.chooser
@@ -287,7 +273,7 @@ class Chooser:
         self.model: Int32
         self.may: npt.NDArray[np.bool_]
 
-    def begin(self, texts: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+    def begin(self, texts: Int32, groups: Sequence[str]) -> None:
         self.texts = texts
         numbers = [self.groups.setdefault(group, table.COMMON + 1 + len(self.groups)) for group in groups]
         self.numbers = np.array(numbers, np.int32)

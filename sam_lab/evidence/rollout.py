@@ -8,11 +8,12 @@ comes from a device's cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from sam_lab.arms import Arm
 from sam_lab.recordings import Answer
 from sam_lab.replay import accept_chain
 
@@ -52,19 +53,26 @@ class Timeline(NamedTuple):
     spans: npt.NDArray[np.int64]
 
 
-class RolloutDrafter(Protocol):
-    """The interface of an arm's drafter in a rollout. Requests are rows of the table given to `begin`.
+class RolloutDrafter:
+    """Base of an arm's drafter in a rollout. Requests are rows of the table given to `begin`.
 
     passes: passes of the model's own drafter for the latest drafts.
+    strengths: how good each of the latest drafts looks, for drafters that say so.
     """
 
-    passes: int
+    passes = 0
+    strengths: list[float]
+
+    def __init__(self, arm: Arm) -> None:
+        self.arm = arm
 
     def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
         """A rollout begins: prompts and answers int32 [N, width], prompt lengths [N], names of groups."""
+        self.table, self.prompts, self.groups = table, prompts, groups
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         """After a step of these B requests: feed them up to `lengths` tokens, and draft for the next step."""
+        raise NotImplementedError
 
     def finish(self, ended: list[int]) -> None:
         """These requests ended in the latest step."""

@@ -99,21 +99,16 @@ class Gsd(TreeDrafter):
     """
 
     def __init__(self, model: NGrams, width: int = WIDTH, tau: int = TAU) -> None:
+        super().__init__()
         self.model, self.width, self.tau = model, width, tau
         self.work: Counts = {}
-        self._texts: dict[int, list[int]] = {}
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
-        self._texts[request], self.work[str(request)] = list(prompt_ids), [0, 0]
-
-    def append(self, request: int, tokens: Sequence[int]) -> None:
-        self._texts[request] += tokens
-
-    def finish(self, request: int) -> None:
-        del self._texts[request]
+        super().start(request, prompt_ids, group)
+        self.work[str(request)] = [0, 0]
 
     def propose_tree(self, request: int, n: int) -> Tree:
-        graph = self.grow(self._texts[request][-ORDER:])
+        graph = self.grow(self.texts[request][-ORDER:])
         self.work[str(request)][0] += len(graph.children)
         self.work[str(request)][1] += 1
         return graph.unfold(n)

@@ -48,20 +48,11 @@ class Rest(TreeDrafter):
     def __init__(
         self, outputs: Sequence[Sequence[int]], n_max: int = 16, m: int = 10, chosen: int | None = None
     ) -> None:
+        super().__init__()
         with temporary_corpus(outputs) as path:
             store = Corpus(path)
         self.tokens, self.suffixes = np.array(store.tokens), np.array(store.suffixes, np.int64)
         self.n_max, self.m, self.chosen, self.random = n_max, m, chosen, random.Random(0)
-        self.texts: dict[int, list[int]] = {}
-
-    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
-        self.texts[request] = list(prompt_ids)
-
-    def append(self, request: int, tokens: Sequence[int]) -> None:
-        self.texts[request] += tokens
-
-    def finish(self, request: int) -> None:
-        del self.texts[request]
 
     def after(self, suffix: list[int]) -> list[list[int]]:
         """The continuations of a suffix, at most m tokens each; occurrences at the end of a text have none."""
