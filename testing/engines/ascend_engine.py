@@ -137,14 +137,12 @@ class Engine:
         self.process.stdin.flush()
         return self.answer()
 
-    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, renew=None, after=8, **sampling):
+    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, renew=None, **sampling):
         """Return answers of token ids; for the arguments see engine_server. each: further sampling arguments of
         each request."""
         lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
         each = [sampling | own for own in each or [{}] * len(prompts)]
-        arguments = {"stagger": stagger, "abort": list(abort)} | (
-            {"renew": str(renew), "after": after} if renew else {}
-        )
+        arguments = {"stagger": stagger, "abort": list(abort)} | ({"renew": str(renew)} if renew else {})
         done = self.ask("run", prompts=prompts, max_tokens=lengths, each=each, **arguments)
         vars(self).update(done)
         return done["answers"]

@@ -133,13 +133,13 @@ def table(found: dict, names: dict[str, Arm]) -> list[str]:
     return lines
 
 
-def sources(found: dict, kinds: tuple[str, ...] = ("wait", "AICPU", "unknown")) -> list[str]:
+def sources(found: dict) -> list[str]:
     """Lines of a Markdown table: where the costly events of the largest batch and model come from, by arm."""
     places: dict[tuple, dict[str, int]] = {}
     for name, batches in found.items():
         by_layers = batches[max(batches)]
         for (kind, what, dtype, place), n in by_layers[max(by_layers)].items():
-            if kind in kinds:
+            if kind in ("wait", "AICPU", "unknown"):
                 places.setdefault((kind, what, dtype, place), {})[name] = n
     lines = ["| kind | what | dtype | where | times a step, by arm |", "|---|---|---|---|---|"]
     for event, times in sorted(places.items()):

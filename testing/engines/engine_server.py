@@ -224,12 +224,12 @@ class Server(Engine):
         engine.logger_manager.per_engine_logger_dict[0].append(self.log)
         return engine
 
-    def run(self, prompts, max_tokens, stagger, abort, each, renew=None, after=8):
+    def run(self, prompts, max_tokens, stagger, abort, each, renew=None):
         """Answer prompts of token ids.
 
         Args:
             max_tokens, stagger, abort, each: see Engine.run.
-            renew: the argument of `renew`, which is called after `after` outputs.
+            renew: the argument of `renew`, which is called after 8 outputs.
 
         Returns:
             answers: token ids of each answer.
@@ -246,7 +246,7 @@ class Server(Engine):
                 arguments["detokenize"] = True
                 self.engine.output_processor.tokenizer = tiny_qwen3.tokenizer(tiny_qwen3.LETTERS)
         interrupt = (lambda engine: self.renew(renew)) if renew else None
-        answers = super().run(prompts, max_tokens, stagger, abort, each, interrupt, after)
+        answers = super().run(prompts, max_tokens, stagger, abort, each, interrupt)
         outputs = [output and output.outputs[0] for output in self.outputs]
         return {
             "answers": answers,

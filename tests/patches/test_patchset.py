@@ -631,8 +631,8 @@ def test_to_is_all_or_nothing(repo, tmp_path):
 # ---- stored patches that are wrong, and check
 
 
-def replace(number, old, new, module="alpha"):
-    return lambda repo: edit(repo.patch(number, module), old, new)
+def replace(number, old, new):
+    return lambda repo: edit(repo.patch(number), old, new)
 
 
 outside_patch = replace(1, b"a/alpha/dos.py b/alpha/dos.py", b"a/../dos.py b/../dos.py")

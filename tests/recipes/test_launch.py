@@ -150,10 +150,7 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("pin_set=vllm-9", f"pin_set must be one of {', '.join(pin_set.names())}, got 'vllm-9'"),
         ("model.path=/nowhere", "there is no /nowhere/config.json: make or fetch the model and the data first"),
         ("trainer.mode=one_step_off steps=3", "trainer.mode one_step_off of verl 0.9.1 has no dynamic sampling: set"),
-        (
-            "trainer.mode=separate_async train.ppo_mini_batch_size=3",
-            "data.train_batch_size 8 is not a multiple of train.",
-        ),
+        ("trainer.mode=separate_async train.ppo_mini_batch_size=3", "data.train_batch_size 8 is not a multiple of"),
         ("trainer.mode=colocate_async checkpoints.every=1", "trainer.mode colocate_async is not resumed after"),
         ("algorithm.adv_estimator=gae", "algorithm.adv_estimator gae and verl.critic.enable train a critic, which"),
         ("verl.critic.enable=true", "algorithm.adv_estimator gae and verl.critic.enable train a critic, which"),
@@ -343,10 +340,7 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
     assert "warning: the checkpoint of step 3 is not complete: it lacks data.pt\n" in capsys.readouterr().out
     for other, said in (
         (["seed=2"], "holds 2 steps of a run with another seed: continue"),
-        (
-            ["cluster.dies_per_node=2"],
-            "which the recipe's world size 2 cannot load: set cluster.nodes x cluster.dies_per_node to 1, or",
-        ),
+        (["cluster.dies_per_node=2"], "which the recipe's world size 2 cannot load: set cluster.nodes x"),
         (["--object-store", str(1 << 50)], "use more hosts"),
     ):
         assert launch.main([*more, "--check", *other]) == 1

@@ -32,10 +32,9 @@ NOISE += ("usr/lib/python3", "var/.updated", "var/lib/apt", "var/cache", "var/li
 NOISE += ("var/tmp",)
 
 
-def call(*words: str | Path, text: str | None = None) -> str:
+def call(*words: str | Path) -> str:
     """Return the output of a command; raises CalledProcessError."""
-    command = [str(word) for word in words]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
 def groups(folder: Path) -> list[Path]:
