@@ -197,9 +197,7 @@ def test_a_recipe_that_will_preempt_requests_warns():
     for name, warnings in ((B235, 0), ("dapo_qwen3_tiny_cpu", 0), ("dapo_qwen3_32b_128die_customer", 1)):
         found = layout.report(*load(name))[1]
         assert len(found) == warnings
-    assert (
-        "will preempt requests: 256 concurrent requests leave 4553 tokens for each, and 10252 are expected" in found[0]
-    )
+    assert "requests: 256 concurrent requests leave 4553 tokens for each, and 10252 are expected" in found[0]
 
 
 def test_engines_keep_their_weights_on_the_host_where_verl_sends_them_to_sleep_at_level_1():
@@ -274,13 +272,8 @@ def test_shape_comes_from_the_models_own_file(tmp_path):
 
 
 ATTENTION = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "num_hidden_layers": 32}
-MIXTRAL = ATTENTION | {
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "intermediate_size": 14336,
-    "vocab_size": 32000,
-}
 LLAMA = ATTENTION | {"intermediate_size": 14336, "vocab_size": 128256}
+MIXTRAL = LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000}
 VL = {"text_config": ATTENTION | {"vocab_size": 151936}}
 LLAMA_2 = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
 QWEN3_5 = {"model_type": "qwen3_5_text", "hidden_size": 4096, "intermediate_size": 12288, "vocab_size": 248320}
@@ -312,9 +305,7 @@ def test_other_architectures_are_counted_or_named(kind, sizes, parameters, large
     if parameters:
         assert model.parameters == pytest.approx(parameters, rel=2e-6)
     else:
-        assert (
-            layout.report(recipe, model)[0][-1].partition("not checked: ")[2].startswith(f"unknown architecture {kind}")
-        )
+        assert f"not checked: unknown architecture {kind}" in layout.report(recipe, model)[0][-1]
 
 
 @pytest.mark.parametrize("name", [B32, "dapo_qwen3_32b_128die_customer", B235])
