@@ -83,14 +83,10 @@ class Site:
         options = f"-o UserKnownHostsFile={self.bed.known_hosts} -o StrictHostKeyChecking=yes"
         changed |= {"ansible_user": "root", "ansible_ssh_private_key_file": str(self.bed.key)}
         changed |= {"ansible_ssh_common_args": options, "ansible_python_interpreter": "/usr/bin/python3"}
-        hosts = {
-            host.name: {
-                "ansible_host": host.address,
-                "cluster_address": host.address,
-                "cluster_interface": host.interface,
-            }
-            for host in self.bed.hosts
-        }
+        hosts = {}
+        for host in self.bed.hosts:
+            addresses = {"ansible_host": host.address, "cluster_address": host.address}
+            hosts[host.name] = {**addresses, "cluster_interface": host.interface}
         return {"npu_hosts": {"hosts": hosts, "vars": {k: v for k, v in changed.items() if v is not None}}}
 
     def play(

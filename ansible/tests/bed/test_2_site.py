@@ -427,10 +427,8 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     # The run takes longer than a slow machine needs to create the environments. Once resumed, it makes no pauses.
     settings = ["steps=150", "env.pause=4", "checkpoints.every=3"]
     request = {"recipe_launch_run": "upgraded", "recipe_launch_overrides": settings}
-    endless = {
-        "recipe_launch_run": "endless",
-        "recipe_launch_overrides": ["steps=9999", "env.pause=0.5", "checkpoints.every=0"],
-    }
+    endless = {"recipe_launch_run": "endless"}
+    endless["recipe_launch_overrides"] = ["steps=9999", "env.pause=0.5", "checkpoints.every=0"]
     ((former, _),) = {used: names for used, names in environments(bed)}.items()
     for host in bed.hosts:
         (host.root / ENVIRONMENTS / "an-older-one/used").mkdir(parents=True)

@@ -103,11 +103,8 @@ def index(folder: Path) -> Iterator[str]:
     """The address of a package index like a site's own, with the packages of image.lock and the build tools."""
     files = folder / "index" / "files"
     lock = ROOT / "patches" / PIN_SET / "image.lock"
-    pip = [
-        prepare.TOOLS / "python",
-        *["-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation", "-d"],
-        files,
-    ]
+    words = "-m pip download --quiet --no-deps --no-build-isolation -d"
+    pip = [prepare.TOOLS / "python", *words.split(), files]
     run(*pip, "--require-hashes", "-r", lock)
     run(*pip, "setuptools==79.0.1", "setuptools_scm==8.3.1", "packaging", "typing-extensions", "wheel")
     shutil.copy(ROOT / f".cache/sdists/verl-{VERSIONS['verl']}.tar.gz", files)
@@ -199,12 +196,8 @@ def base(folder: Path, index: str, environment: dict[str, str]) -> Iterator[str]
 @pytest.fixture(scope="session")
 def settings(folder: Path, base: str, index: str, megatron: dict[str, object]) -> dict[str, object]:
     found = {"pin_set": PIN_SET, "recipe": "dapo_qwen3_32b_32die", "container_engine": "podman", **megatron}
-    found |= {
-        "container_image_base": base,
-        "container_image_archive": "",
-        "container_image_index": index,
-        "container_image_proxy": PROXY,
-    }
+    found |= {"container_image_base": base, "container_image_archive": ""}
+    found |= {"container_image_index": index, "container_image_proxy": PROXY}
     return found | {"cluster_interface": "lo", "install_root": f"{folder}/root", "work_dir": f"{folder}/work"}
 
 

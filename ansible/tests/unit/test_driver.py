@@ -2,9 +2,10 @@
 """An interrupted installation of the driver starts again, and a pending restart of the host is remembered."""
 
 import pytest
+from conftest import program
 from role_files import read, rendered, tasks
 
-INSTALLER = '#!/bin/sh\necho "$(basename "$0" .run)" "$@" >>{log}\nexit "$(cat {status})"\n'
+INSTALLER = 'echo "$(basename "$0" .run)" "$@" >>{log}\nexit "$(cat {status})"'
 
 
 @pytest.fixture
@@ -24,8 +25,7 @@ def test_both_parts_are_installed_or_the_installation_has_not_ended(play, settin
     log, status, folder = tmp_path / "log", tmp_path / "status", tmp_path / "hdk"
     folder.mkdir()
     for part in ("driver", "firmware"):
-        (folder / f"{part}.run").write_text(INSTALLER.format(log=log, status=status))
-        (folder / f"{part}.run").chmod(0o755)
+        program(folder / f"{part}.run", INSTALLER.format(log=log, status=status))
     status.write_text("1")
     assert play(plays, ascend_driver_state={"version": "1"}, **settings)[0] == 2
     assert log.read_text() == "firmware --full\n", "the driver is not installed without the firmware"

@@ -7,15 +7,7 @@ import pytest
 from ansible_collections.sam_rl.ascend.plugins.action import follow_job
 
 POLL = 10.0
-READ = {
-    "active": "active",
-    "result": "success",
-    "status": 0,
-    "lines": [],
-    "offset": 0,
-    "free_gb": 1.0,
-    "step": 0,
-}
+READ = {"active": "active", "result": "success", "status": 0, "lines": [], "offset": 0, "free_gb": 1.0, "step": 0}
 READ |= {"refused": [], "silent": []}
 
 

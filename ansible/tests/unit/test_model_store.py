@@ -5,32 +5,32 @@ import hashlib
 import os
 
 import pytest
+from conftest import program
 from role_files import read, rendered, tasks
 
-RSYNC = """#!/bin/sh
+RSYNC = """
 # Copies like rsync; with the file `cut` next to it, one file, and then it fails.
 while [ $# -gt 2 ]; do shift; done
 [ ! -e "$0.cut" ] || { cp "$1first" "$2"; echo cut >&2; exit 30; }
 rm -rf "$2"* && cp "$1"* "$2"
 """
+ITEM = {"include_role": {"name": "model_store", "tasks_from": "item"}}
+PLAYS = [{"tasks": [{**ITEM, "vars": read("model_store/tasks/main.yml")[-1]["vars"]}]}]
 
 
 def test_a_copy_that_another_one_was_begun_over_is_not_complete(play, as_root, tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()
-    (programs / "rsync").write_text(RSYNC)
-    (programs / "rsync").chmod(0o755)
+    program(programs / "rsync", RSYNC)
     for folder, text in (("a", "a"), ("b", "b"), ("work/m", "a")):
         (tmp_path / folder).mkdir(parents=True)
         for name in ("first", "second"):
             (tmp_path / folder / name).write_text(text)
     (tmp_path / "work/m.complete").write_text(f"{tmp_path}/a\n")
-    item = {"include_role": {"name": "model_store", "tasks_from": "item"}}
-    plays = [{"tasks": [{**item, "vars": read("model_store/tasks/main.yml")[-1]["vars"]}]}]
 
     def stage(source, status):
         one = {"name": "m", "source": str(tmp_path / source), "gb": 0.0}
-        done = play(plays, path=programs, work_dir=str(tmp_path / "work"), model_store_item=one)
+        done = play(PLAYS, path=programs, work_dir=str(tmp_path / "work"), model_store_item=one)
         assert done[0] == status, done[1]
         return [(tmp_path / "work/m" / name).read_text() for name in ("first", "second")]
 
@@ -56,12 +56,10 @@ def test_files_are_compared_with_the_manifest_when_they_change(play, as_root, tm
     for name in ("one", "a b"):
         (folder / name).write_text(name)
     manifest.write_text("".join(f"{hashlib.sha256(n.encode()).hexdigest()}  {n}\n" for n in ("one", "a b")))
-    item = {"include_role": {"name": "model_store", "tasks_from": "item"}}
-    plays = [{"tasks": [{**item, "vars": read("model_store/tasks/main.yml")[-1]["vars"]}]}]
 
     def said(status):
         one = {"name": "m", "gb": 0.0, "manifest": str(manifest)}
-        done = play(plays, work_dir=str(tmp_path / "work"), model_store_item=one)
+        done = play(PLAYS, work_dir=str(tmp_path / "work"), model_store_item=one)
         assert done[0] == status, done[1]
         return done[1]
 

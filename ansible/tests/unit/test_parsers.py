@@ -49,9 +49,8 @@ def test_spod(text):
 
 
 def test_small_outputs():
-    assert (
-        npu.parse_faults(npu_outputs.HEALTH) == "" and npu.parse_faults("Error Code : 8\nFaults : x, y\n") == "8, x, y"
-    )
+    assert npu.parse_faults(npu_outputs.HEALTH) == ""
+    assert npu.parse_faults("Error Code : 8\nFaults : x, y\n") == "8, x, y"
     assert npu.parse_board(npu_outputs.BOARD) == {"firmware": "7.8.0.6.201", "compatibility": "OK"}
     assert npu.parse_ip(npu_outputs.IP) == "10.2.0.100"
     conf = "address_0=10.2.0.100\nnetmask_0=255.255.255.0\n# address_1=1\naddress_15 = 10.2.0.115\n"
@@ -130,9 +129,8 @@ def test_locks_of_dnf(text, locked):
 
 
 def test_ufw():
-    assert host_state.parse_ufw("# on\nENABLED=yes\nLOGLEVEL=low\n") and not host_state.parse_ufw(
-        "ENABLED=no\n#ENABLED=yes"
-    )
+    assert host_state.parse_ufw("# on\nENABLED=yes\nLOGLEVEL=low\n")
+    assert not host_state.parse_ufw("ENABLED=no\n#ENABLED=yes")
 
 
 def test_listening():
