@@ -6,15 +6,15 @@ import types
 from unittest import mock
 
 
-def new_client(speculative, client_index=0, client_count=1, engines=4):
-    """Return a DPLBAsyncMPClient without sockets. speculative: (method, options) or None."""
+def new_client(speculative, client_index=0, client_count=1):
+    """Return a DPLBAsyncMPClient of four engines, without sockets. speculative: (method, options) or None."""
     from vllm.v1.engine import core_client
 
     def connect(self, *args):
         self.client_index = client_index
-        self.core_engines = [rank.to_bytes(2, "little") for rank in range(engines)]
+        self.core_engines = [rank.to_bytes(2, "little") for rank in range(4)]
         load = [0, 0, 0.0] if hasattr(self, "engine_inflight") else [0, 0]  # 0.32 also counts cache usage
-        self.lb_engines = [list(load) for _ in range(engines)]
+        self.lb_engines = [list(load) for _ in range(4)]
 
     if speculative:
         method, sam = speculative
@@ -36,9 +36,9 @@ def send(client, request_id, prompt, **fields):
     return int.from_bytes(engine, "little")
 
 
-def send_groups(client, prompts=8, n=8):
-    """Request n answers to each prompt, one round of prompts after the other; return the engines for each prompt."""
-    sent = [[send(client, f"{prompt}-{i}", [7, prompt]) for prompt in range(prompts)] for i in range(n)]
+def send_groups(client, prompts=8):
+    """Request 8 answers to each prompt, one round of prompts after the other; return the engines for each prompt."""
+    sent = [[send(client, f"{prompt}-{i}", [7, prompt]) for prompt in range(prompts)] for i in range(8)]
     return [list(homes) for homes in zip(*sent, strict=True)]
 
 
