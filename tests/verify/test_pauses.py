@@ -148,13 +148,16 @@ def test_steps_of_which_the_time_says_nothing_do_not_count():
     assert sum(paused for paused, *_ in device.run(2 * least)) > 0, "it looks again soon"
 
 
-def test_another_batch_does_not_wait_for_a_pause():
+@pytest.mark.parametrize(("requests", "joined"), [(8, 8), (2, 0)])
+def test_a_pause_is_of_its_batch_and_its_number_of_requests(requests, joined):
+    """After a pause begins, another batch begins, or most requests end."""
     device = Device(row_ms=0.5, acceptance=0.0)
     device.run(600)
     while not all(paused for paused, *_ in device.times[-2 * PLAIN_STEPS :]):
+        assert len(device.times) < 2000, "drafting does not pause"
         device.step()
-    device.acceptance, device.row_ms = 0.8, 0.1
-    device.step(joined=device.requests)
+    device.acceptance, device.row_ms, device.requests = 0.8, 0.1, requests
+    device.step(joined)
     assert sum(not paused for paused, *_ in device.run(60)) >= 60 - 2 * PLAIN_STEPS
 
 
