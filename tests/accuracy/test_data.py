@@ -54,8 +54,16 @@ def test_public_schemas(name, row, source, truth, asks):
         ("dapo-math-17k", DAPO | {"prompt": "What is 1 + 1?"}, "has no list of one chat message in 'prompt'"),
         ("dapo-math-17k", DAPO | {"prompt": [{"content": "x", "role": "system"}]}, "role 'system' instead of 'user'"),
         ("dapo-math-17k", dapo(" "), "has no text in 'ground_truth'"),
-        ("dapo-math-17k", DAPO | {"data_source": "openai/gsm8k"}, "has data_source 'openai/gsm8k', so it does not"),
-        ("aime2024", dapo("5") | {"data_source": "openai/gsm8k"}, "has data_source 'openai/gsm8k', so it does not"),
+        (
+            "dapo-math-17k",
+            DAPO | {"data_source": "openai/gsm8k"},
+            "has data_source 'openai/gsm8k', so it does not belong to",
+        ),
+        (
+            "aime2024",
+            dapo("5") | {"data_source": "openai/gsm8k"},
+            "has data_source 'openai/gsm8k', so it does not belong to",
+        ),
         ("gsm8k", {"question": "How many?", "answer": "5"}, "without ####"),
         ("aime2024", AIME | {"answer": "1000"}, "an AIME answer is 0 to 999"),
     ],

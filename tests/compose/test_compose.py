@@ -236,10 +236,25 @@ def verl_copy(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "old", "new", "sentence"),
     [
-        ("workers/config/rollout.py", "", "def uses_sam(rollout): ...\n", "has the patches of an earlier release"),
-        ("utils/debug/metrics.py", "def calculate_debug", "def calc_debug", "'sam' knows verl 0.9.1 and does not fit"),
+        (
+            "workers/config/rollout.py",
+            "",
+            "def uses_sam(rollout): ...\n",
+            "has the patches of an earlier release of this ",
+        ),
+        (
+            "utils/debug/metrics.py",
+            "def calculate_debug",
+            "def calc_debug",
+            "'sam' knows verl 0.9.1 and does not fit the",
+        ),
         ("utils/tracking.py", '"wb", buffering=0', '"ab"', "FileLogger.__init__ no longer has `self.fp = open("),
-        ("trainer/ppo/v1/trainer_base.py", "def _init_dataloader", "def _init_data", "PPOTrainer._init_dataloader is"),
+        (
+            "trainer/ppo/v1/trainer_base.py",
+            "def _init_dataloader",
+            "def _init_data",
+            "PPOTrainer._init_dataloader is mis",
+        ),
     ],
 )
 def test_a_verl_that_the_plugins_do_not_fit_is_refused(verl_copy, file, old, new, sentence, capsys):

@@ -148,7 +148,10 @@ def test_questions(tmp_path):
     assert read(row("a"), row("b"), limit=1) == [first]
     for rows, reason in (
         ([row("a"), row("a")], "line 2, repeats a question"),
-        ([row("a", data_source="aime", reward_model={"ground_truth": "033"})], "line 1: the result '033' has leading"),
+        (
+            [row("a", data_source="aime", reward_model={"ground_truth": "033"})],
+            "line 1: the result '033' has leading zeros",
+        ),
         ([row("a"), {"question": "b"}], "line 2: not in verl's schema"),
         ([row("a", data_source="codeforces")], "line 1: no scorer for data_source 'codeforces'"),
         ([row("a", reward_model={"ground_truth": 5})], "line 1: not in verl's schema"),

@@ -8,7 +8,6 @@ import math
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -151,7 +150,10 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("pin_set=vllm-9", f"pin_set must be one of {', '.join(pin_set.names())}, got 'vllm-9'"),
         ("model.path=/nowhere", "there is no /nowhere/config.json: make or fetch the model and the data first"),
         ("trainer.mode=one_step_off steps=3", "trainer.mode one_step_off of verl 0.9.1 has no dynamic sampling: set"),
-        ("trainer.mode=separate_async train.ppo_mini_batch_size=3", "data.train_batch_size 8 is not a multiple of"),
+        (
+            "trainer.mode=separate_async train.ppo_mini_batch_size=3",
+            "data.train_batch_size 8 is not a multiple of train.",
+        ),
         ("trainer.mode=colocate_async checkpoints.every=1", "trainer.mode colocate_async is not resumed after"),
         ("algorithm.adv_estimator=gae", "algorithm.adv_estimator gae and verl.critic.enable train a critic, which"),
         ("verl.critic.enable=true", "algorithm.adv_estimator gae and verl.critic.enable train a critic, which"),
@@ -210,7 +212,6 @@ def test_data_of_a_source_without_a_reward_is_refused(key, source, overrides, st
         ("data: {seed: 3}\n", "", "unknown key 'data.seed': is seed meant?"),
         ("- 3\n", "steps: 2\n", "must be a mapping of keys"),
         ("steps: [\n", "steps: 2\n", "is not valid YAML"),
-        ("base: none.yaml\n", "", "there is no recipe configuration"),
     ],
 )
 def test_a_wrong_file_or_base_is_named(base, child, sentence, tmp_path, capsys):
@@ -245,6 +246,11 @@ def test_only_the_patched_trees_that_a_recipe_needs_run(monkeypatch, tmp_path, c
     assert " is original, not patched: run patches/apply.sh vllm-0.23 --env " in capsys.readouterr().err
 
 
+def test_missing_file_is_one_sentence(tmp_path, capsys):
+    assert launch.main([str(tmp_path / "no.yaml")]) == 1
+    assert capsys.readouterr().err.startswith(f"error: there is no recipe configuration {tmp_path}")
+
+
 @pytest.mark.parametrize(
     ("python", "sentence"),
     [
@@ -265,7 +271,11 @@ def test_a_wrong_interpreter_is_one_sentence(python, sentence, tmp_path):
 @pytest.mark.parametrize(
     ("sam", "drafted", "sentence"),
     [
-        ("batch", 0, "(sam=batch) but no draft was verified in 6 steps: the engine ran without it, or never had at"),
+        (
+            "batch",
+            0,
+            "(sam=batch) but no draft was verified in 6 steps: the engine ran without it, or never had at most",
+        ),
         ("auto", 0, "the engine ran without it, or never had a draft that pays off (sam=batch drafts"),
         ("off", 5, "sam=off, but 30 draft tokens were verified"),
     ],
@@ -279,7 +289,14 @@ def arguments(folder, *overrides, run="run"):
     """Make the model files that the launcher looks for; return its arguments for the tiny recipe, run in `folder`."""
     model = folder / "model"
     model.mkdir(exist_ok=True)
-    shutil.copy(QWEN3 / "tiny" / "config.json", model)
+    shape = {
+        "model_type": "qwen3",
+        "num_hidden_layers": 1,
+        "hidden_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+    }
+    (model / "config.json").write_text(json.dumps(shape | {"intermediate_size": 8, "vocab_size": 8}))
     for file in ("train.parquet", "test.parquet"):
         (model / file).touch()
     return [str(TINY), f"model.path={model}", *overrides, "--run-dir", str(folder / run)]
@@ -326,7 +343,10 @@ def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp
     assert "warning: the checkpoint of step 3 is not complete: it lacks data.pt\n" in capsys.readouterr().out
     for other, said in (
         (["seed=2"], "holds 2 steps of a run with another seed: continue"),
-        (["cluster.dies_per_node=2"], "which the recipe's world size 2 cannot load: set cluster.nodes x"),
+        (
+            ["cluster.dies_per_node=2"],
+            "which the recipe's world size 2 cannot load: set cluster.nodes x cluster.dies_per_node to 1, or",
+        ),
         (["--object-store", str(1 << 50)], "use more hosts"),
     ):
         assert launch.main([*more, "--check", *other]) == 1
@@ -367,8 +387,10 @@ def test_errors_of_the_display_do_not_end_a_run(tmp_path, capsys):
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         assert follow.follow(process, log, 2, math.inf, {}, publish) is None
     shown = capsys.readouterr().out
-    assert process.returncode == 0
-    assert "rollout - s  step 2.0 s  - tokens per request and step  reward -  length -" in shown
+    assert (
+        process.returncode == 0
+        and "rollout - s  step 2.0 s  - tokens per request and step  reward -  length -" in shown
+    )
     for warning in ("ZeroDivisionError: division by zero", f"{log}, line 2, is not JSON: repair it, or use another"):
         assert shown.count(f"  warning: {warning}") == 1
 
@@ -495,8 +517,11 @@ def test_two_runs_do_not_share_a_folder(monkeypatch, tmp_path, capsys, patched):
 
 def test_a_run_that_ends_early_names_the_cause(tmp_path):
     log = tmp_path / "verl.log"
-    error = "ValueError: max_model_len (1152) is too long\nray.exceptions.RayTaskError(ValueError): ray::run()\n"
-    log.write_text(f"\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m Traceback (most recent call last):\n{error}")
+    log.write_text(
+        "\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m Traceback (most recent call last):\n"
+        "ValueError: max_model_len (1152) is too long\n"
+        "ray.exceptions.RayTaskError(ValueError): ray::run()\n"
+    )
     said = f"verl ended with status 1 after 0 of 6 steps: ValueError: max_model_len (1152) is too long; see {log}"
     assert follow.failure(load("steps=6"), [], 1, log) == said
     with log.open("a") as file:
@@ -504,8 +529,9 @@ def test_a_run_that_ends_early_names_the_cause(tmp_path):
     assert follow.failure(load("steps=6"), [], 1, log) == said, "verl's advice is a consequence"
     cause = "NotImplementedError: Reward function is not implemented for data_source='x'"
     log.write_text(f"{cause}\nKeyError: 'prompts'\n{log.read_text()}KeyError: 'step'\nActorDiedError: it died\n")
-    said = said.replace("ValueError: max_model_len (1152) is too long", cause)
-    assert follow.failure(load("steps=6"), [], 1, log) == said
+    assert follow.failure(load("steps=6"), [], 1, log) == said.replace(
+        "ValueError: max_model_len (1152) is too long", cause
+    )
 
 
 def test_a_run_s_folder_is_for_its_owner_and_group(tmp_path):

@@ -197,7 +197,9 @@ def test_a_recipe_that_will_preempt_requests_warns():
     for name, warnings in ((B235, 0), ("dapo_qwen3_tiny_cpu", 0), ("dapo_qwen3_32b_128die_customer", 1)):
         found = layout.report(*load(name))[1]
         assert len(found) == warnings
-    assert "requests: 256 concurrent requests leave 4553 tokens for each, and 10252 are expected" in found[0]
+    assert (
+        "will preempt requests: 256 concurrent requests leave 4553 tokens for each, and 10252 are expected" in found[0]
+    )
 
 
 def test_engines_keep_their_weights_on_the_host_where_verl_sends_them_to_sleep_at_level_1():
@@ -212,11 +214,19 @@ def test_engines_keep_their_weights_on_the_host_where_verl_sends_them_to_sleep_a
     ("name", "changes", "sentence"),
     [
         (B235, "rollout.data_parallel_size=1 rollout.expert_parallel_size=1", "rollout does not fit: weights 109.5"),
-        (B32, "cluster.nodes=3 rollout.data_parallel_size=4", "size is 32, which does not divide the number of dies"),
+        (
+            B32,
+            "cluster.nodes=3 rollout.data_parallel_size=4",
+            "size is 32, which does not divide the number of dies, 48",
+        ),
         (B32, "rollout.tensor_model_parallel_size=32", "is 32, which does not divide the number of dies per host, 16"),
         (B32, "rollout.expert_parallel_size=4", "must be 1 or tensor x data parallel size = 8, got 4"),
         (B32, "rollout.expert_parallel_size=8", "is 8, which does not divide the number of experts, 1"),
-        (B32, f"{OURS} train.sequence_parallel=5", "sequence_parallel is 5, which does not divide the number of dies"),
+        (
+            B32,
+            f"{OURS} train.sequence_parallel=5",
+            "sequence_parallel is 5, which does not divide the number of dies, 32",
+        ),
         (B32, f"{OURS} train.tensor_parallel=8", "tensor_parallel is Megatron's: leave it at 1 with train.backend f"),
         (B32, "train.ppo_mini_batch_size=33", "batch_size is 33, which does not divide the number of prompts per"),
         (B32, f"{OURS} rollout.n=3 train.sequence_parallel=1 train.ppo_mini_batch_size=1", "not divide the number of"),
@@ -272,8 +282,13 @@ def test_shape_comes_from_the_models_own_file(tmp_path):
 
 
 ATTENTION = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "num_hidden_layers": 32}
+MIXTRAL = ATTENTION | {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 14336,
+    "vocab_size": 32000,
+}
 LLAMA = ATTENTION | {"intermediate_size": 14336, "vocab_size": 128256}
-MIXTRAL = LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000}
 VL = {"text_config": ATTENTION | {"vocab_size": 151936}}
 LLAMA_2 = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
 QWEN3_5 = {"model_type": "qwen3_5_text", "hidden_size": 4096, "intermediate_size": 12288, "vocab_size": 248320}
@@ -305,7 +320,9 @@ def test_other_architectures_are_counted_or_named(kind, sizes, parameters, large
     if parameters:
         assert model.parameters == pytest.approx(parameters, rel=2e-6)
     else:
-        assert f"not checked: unknown architecture {kind}" in layout.report(recipe, model)[0][-1]
+        assert (
+            layout.report(recipe, model)[0][-1].partition("not checked: ")[2].startswith(f"unknown architecture {kind}")
+        )
 
 
 @pytest.mark.parametrize("name", [B32, "dapo_qwen3_32b_128die_customer", B235])

@@ -5,6 +5,7 @@ test_repeatable.py and test_resume.py test the order of prompts, test_modes.py t
 """
 
 import functools
+import importlib.metadata
 import logging
 import shutil
 from datetime import timedelta
@@ -17,6 +18,11 @@ from llm_rl import verl_plugin
 from llm_rl.pin_set import RecipePins
 
 INSTALLED = RecipePins.verl_package()
+
+
+def test_verl_finds_both_plugins():
+    found = {entry.name: entry.value for entry in importlib.metadata.entry_points(group="verl.plugins")}
+    assert found == {"sam": "sam_core.engines.verl.plugin", "sam_rl": "llm_rl.verl_plugin"}
 
 
 @pytest.mark.parametrize("hook", verl_plugin.HOOKS, ids=lambda hook: f"{hook.owner}.{hook.name}")

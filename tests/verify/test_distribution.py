@@ -130,12 +130,13 @@ def proposer_of(mode, is_uniform=True):
     return proposer, lambda rows, lengths: proposer.propose(names, rows, lengths, prompts, decoding, PADDED)
 
 
-def test_padded_drafts_keep_the_joint_law():
-    """Generates 20,000 texts in batches of 2,000 requests, in mode rejection. The next test has mode seeded."""
+@pytest.mark.parametrize("mode", ["rejection", "seeded"])
+def test_padded_drafts_keep_the_joint_law(mode, small_blocks):
+    """Generates 20,000 texts in batches of 2,000 requests."""
     texts, counted = [], collections.Counter()
     for first in range(0, 10 * PADDED, PADDED):
-        proposer, propose = proposer_of("rejection")
-        texts.append(generate("rejection", propose, first, PADDED, PROMPT)[0])
+        proposer, propose = proposer_of(mode)
+        texts.append(generate(mode, propose, first, PADDED, PROMPT)[0])
         counted.update(proposer.stats())
     assert joint_p_value(torch.cat(texts)) > 1e-3
     assert counted["padding"] > 20_000 and counted["padding_accepted"] > 1_000 and counted["proposed"] > 10_000

@@ -108,11 +108,25 @@ def test_seeds_in_any_progression(stride):
     assert len(torch.unique(words)) > 0.9998 * words.numel()
 
 
+@pytest.mark.parametrize("vocabulary", [7, 1024])
+def test_a_sample_depends_on_its_own_row_alone(vocabulary):
+    """A permuted batch and batches of one row give the same samples."""
+    torch.manual_seed(0)
+    probs = (2 * torch.randn(64, vocabulary)).softmax(1)
+    keys, positions = keys_of(range(64)), torch.randint(0, 4096, (64,), dtype=torch.int32)
+    whole = seeded_sample(probs, keys, positions)
+    order = torch.randperm(64)
+    assert torch.equal(seeded_sample(probs[order], keys[order], positions[order]), whole[order])
+    alone = [seeded_sample(probs[i : i + 1], keys[i : i + 1], positions[i : i + 1]) for i in range(64)]
+    assert torch.equal(torch.cat(alone), whole)
+    assert whole.dtype == torch.int64
+    assert len(set(whole.tolist())) > 3
+
+
 @settings(max_examples=60)
 @given(batches())
 def test_verify_against_a_loop(batch):
-    """The loop samples each row alone, by its key and position, and stops at the first sample that differs from the
-    draft."""
+    """The loop samples each row by its key and position, and stops at the first sample that differs from the draft."""
     keys, positions = keys_of(range(len(batch.counts))), 10 * torch.arange(len(batch.counts), dtype=torch.int32)
     wanted, row, draft = [], 0, 0
     for request, count in enumerate(batch.counts):

@@ -11,9 +11,10 @@ from sam_core.engines.verl import hooks
 from sam_core.engines.verl.hooks import HOOKS
 
 
-def show(folder):
-    command = [sys.executable, "-m", "sam_core.engines.verl.hooks", folder]
-    return subprocess.run(command, capture_output=True, text=True)
+def show(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "sam_core.engines.verl.hooks", *arguments], capture_output=True, text=True
+    )
 
 
 def test_all_hooks_fit():
@@ -24,6 +25,14 @@ def test_all_hooks_fit():
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: f"{hook.owner}.{hook.name}")
 def test_a_hook_that_changed_is_named(hook, tmp_path):
     a_changed_hook_is_named(hook, INSTALLED, tmp_path)
+
+
+def test_a_release_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(
+        ValueError, match=f"knows verl .* does not fit the installed 0.99: .* is missing, and {len(HOOKS) - 1} more; "
+    ):
+        hooks.check(tmp_path, "0.99")
+    hooks.check(INSTALLED, "")
 
 
 def test_the_hooks_of_a_copy_are_printed(tmp_path):

@@ -24,11 +24,17 @@ class Fault:
     settings: dict = dataclasses.field(default_factory=dict)
 
 
-@contextlib.contextmanager
-def lost_ping(hosts: list[Host]) -> Iterator[None]:
-    """Change what the tools print about a host; fixture `healthy` restores the state."""
-    hosts[0].set_npu({**hosts[0].npu(), "ping_lost": ["192.168.2.196"]})
-    yield
+def npu(host: int, phy: int | None = None, **changes: object) -> Callable:
+    """Change what the tools print about a host, or about one die `phy`; fixture `healthy` restores the state."""
+
+    @contextlib.contextmanager
+    def broken(hosts: list[Host]) -> Iterator[None]:
+        state = hosts[host].npu()
+        (state if phy is None else state["dies"][phy]).update(changes)
+        hosts[host].set_npu(state)
+        yield
+
+    return broken
 
 
 @contextlib.contextmanager
@@ -75,9 +81,12 @@ def large(model: str) -> dict[str, list[str]]:
 
 FAULTS = [
     Fault(
+        "dead die", r"bed2: die 5 \(NPU 2 chip 1\) has health 'Critical', expected OK: .+", npu(1, 5, health="Critical")
+    ),
+    Fault(
         "hccs_ping loss",
         r"bed1: die 3: hccs_ping to 192.168.2.196: 0 of 3 packets came back, expected all: .+",
-        lost_ping,
+        npu(0, ping_lost=["192.168.2.196"]),
     ),
     Fault("disk too small", r"bed2: 0.1 GB are free for /srv/sam-rl, expected at least 1 GB: .+", small_disk),
     Fault(

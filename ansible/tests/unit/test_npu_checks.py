@@ -42,8 +42,18 @@ def test_healthy_host():
 
 
 def test_versions_of_the_driver_are_ordered():
-    versions = "24.1.rc1 24.1.rc1.b030 24.1.rc3 24.1.rc3.7 24.1.rc3.SPC8 25.0.rc1 25.0.RC1.1 25.0.rc2 25.0.0"
-    keys = [npu.driver_order(version) for version in [*versions.split(), "25.0.1", "25.2", "25.10.rc1"]]
+    versions = [
+        "24.1.rc1",
+        "24.1.rc1.b030",
+        "24.1.rc3",
+        "24.1.rc3.7",
+        "24.1.rc3.SPC8",
+        "25.0.rc1",
+        "25.0.RC1.1",
+        "25.0.rc2",
+        "25.0.0",
+    ]
+    keys = [npu.driver_order(version) for version in [*versions, "25.0.1", "25.2", "25.10.rc1"]]
     assert all(one < other for one, other in itertools.pairwise(keys))
     assert npu.driver_order("25.0") == npu.driver_order("25.0.0")
     for wrong in ("newest", "", "25..0", "25.0.rc", "25.0.0 (old)"):
@@ -199,8 +209,14 @@ HOST["kernel_upgrades"] = None
 FACTS = {"ansible_facts": {"ansible_bond0_7": {"ipv4": {"address": "10.0.0.1"}, "mtu": 1500}}}
 WANT = {"host": "npu1", "interface": "bond0.7", "address": "10.0.0.1", "free_gb": {"/data": 50}, "engine": "docker"}
 WANT |= {"network": "10.0.0.0/24", "firewalls": {"10.0.0.2": ["ufw"]}}
-WANT |= {"engine_gb": 60, "ports": ["6379", "20000-20989"], "unit_active": False, "clock_limit": 1.0}
-WANT |= {"provisioned": True, "dies": 16}
+WANT |= {
+    "engine_gb": 60,
+    "ports": ["6379", "20000-20989"],
+    "unit_active": False,
+    "clock_limit": 1.0,
+    "provisioned": True,
+    "dies": 16,
+}
 
 
 def command(words, stdout="", rc=0, stderr=""):
@@ -222,7 +238,10 @@ def test_unfit_host():
     for changes, sentence in (
         ({"facts": {"ansible_facts": {}}}, "npu1: interface bond0.7 has the address none, expected 10.0.0.1"),
         ({"free_gb": {**HOST["free_gb"], "/data": 49.9}}, "npu1: 49.9 GB are free for /data, expected at least 50 GB"),
-        ({"listening": {"6379": ["0.0.0.0"]}}, "npu1: port 6379 is taken (a program listens on 0.0.0.0)"),
+        (
+            {"listening": {"6379": ["0.0.0.0"]}},
+            "npu1: port 6379 is taken (a program listens on 0.0.0.0), expected free",
+        ),
         (
             {"listening": {"20500": ["::"], "20990": ["::"]}},
             "npu1: port 20500 of 20000-20989 is taken (a program listens on ::), expected free",
@@ -238,10 +257,19 @@ def test_unfit_host():
             "npu1: dnf-automatic may replace the kernel that the driver was built for, expected it on hold: call `dnf "
             "versionlock add kernel` there, and",
         ),
-        ({"engine": command("docker info", rc=127)}, "npu1: docker is not on this host, expected a docker"),
-        ({"engine": away}, "npu1: `docker info` ended with status 1 and printed: Cannot connect to the Docker daemon,"),
+        (
+            {"engine": command("docker info", rc=127)},
+            "npu1: docker is not on this host, expected a docker that answers",
+        ),
+        (
+            {"engine": away},
+            "npu1: `docker info` ended with status 1 and printed: Cannot connect to the Docker daemon, ",
+        ),
         ({"engine": command("docker info", "<no value>")}, "npu1: <no value>, expected a docker that answers"),
-        ({"free_gb": {"/data": 100.0, "/var/lib/docker": 59.9}}, "npu1: 59.9 GB are free for /var/lib/docker, where"),
+        (
+            {"free_gb": {"/data": 100.0, "/var/lib/docker": 59.9}},
+            "npu1: 59.9 GB are free for /var/lib/docker, where do",
+        ),
         ({"clock": command("chronyc -c tracking", late)}, "npu1: its clock is off by -2.500 s, expected at most 1.0 s"),
         ({"clock": command("chronyc", rc=124)}, "npu1: its clock cannot be checked (`chronyc` did not end within 5 s)"),
         ({"clock": command("chronyc", rc=127)}, "npu1: its clock cannot be checked (chronyc is not on this host)"),
@@ -309,7 +337,11 @@ def test_what_provisioning_mends_is_no_error_before_it():
     [
         ("inactive", """echo '{"ranks": 32, "gb_s": 90.5}'""", "The all-reduce over 32 dies reaches 90.5 GB/s"),
         ("failed", """echo '{"ranks": 32, "gb_s": 79.9}'""", "over 32 dies reaches 79.9 GB/s, expected at least 80.0"),
-        ("inactive", "echo RuntimeError: EI0006 >&2; exit 1", "over 32 dies failed (RuntimeError: EI0006)"),
+        (
+            "inactive",
+            "echo RuntimeError: EI0006 >&2; exit 1",
+            "h1: the all-reduce over 32 dies failed (RuntimeError: EI0006)",
+        ),
         ("active", "exit 1", ""),
     ],
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible.parsing.dataloader import DataLoader
 from ansible_collections.sam_rl.ascend.plugins.filter import host
 from ansible_collections.sam_rl.ascend.plugins.modules import support_archive
 from conftest import program
@@ -58,8 +59,13 @@ def test_sources_are_packed_as_they_are_on_disk(play, tmp_path):
 
 
 RUN = {"recipe": "r", "cluster_address": "1", "ray_port": 2, "install_root": "/o", "recipe_launch_run": "a"}
-RUN |= {"container_engine": "docker", "recipe_launch_write_rate": None, "recipe_launch_script": "run.sh"}
-RUN |= {"recipe_launch_overrides": [], "recipe_launch_dir": "/d/runs/a"}
+RUN |= {
+    "container_engine": "docker",
+    "recipe_launch_write_rate": None,
+    "recipe_launch_script": "run.sh",
+    "recipe_launch_overrides": [],
+    "recipe_launch_dir": "/d/runs/a",
+}
 
 
 def test_the_run_s_unit_passes_words_as_they_are():
@@ -77,8 +83,9 @@ def test_the_run_s_unit_passes_words_as_they_are():
 
 @pytest.mark.parametrize("store, words", [(0, []), (5_000_000_000, ["--object-store", "5000000000"])])
 def test_the_inventory_s_object_store_counts_when_a_recipe_is_compared_with_a_host(store, words):
-    name = "Compare what the recipe needs with the disk and memory of the host"
-    compare = tasks("recipe_launch/tasks/check.yml")[name]
+    compare = tasks("recipe_launch/tasks/check.yml")[
+        "Compare what the recipe needs with the disk and memory of the host"
+    ]
     values = {**RUN, "recipe_launch_in_env": "/o/bin/in-env", "ray_cluster_object_store": store}
     values["recipe_launch_object_store"] = read("recipe_launch/vars/main.yml")["recipe_launch_object_store"]
     argv = rendered(compare["ansible.builtin.command"]["argv"], **values)
@@ -171,8 +178,13 @@ def run_in(folder, script, *words):
 
 
 FILES = ["runs/a/request.json", "runs/a/b/weights", "metrics/a.prom", "models/m/weights", "models/m.complete"]
-FOREIGN = ["runs/theirs/notes", "data/theirs.parquet", "models/theirs.complete", "models/theirs/weights"]
-FOREIGN += ["metrics/c.prom"]
+FOREIGN = [
+    "runs/theirs/notes",
+    "data/theirs.parquet",
+    "models/theirs.complete",
+    "models/theirs/weights",
+    "metrics/c.prom",
+]
 REMOVE = ROLES / "model_store/files/remove-created.sh"
 
 
@@ -180,9 +192,10 @@ REMOVE = ROLES / "model_store/files/remove-created.sh"
 def test_teardown_removes_what_the_playbooks_created(mounted, tmp_path):
     """If work_dir is a mount point, its content is removed but the folder stays. A second call finds nothing."""
     script = f"mkdir work up; {'mount -t tmpfs work work; ' if mounted else ''}cd work; "
-    script += 'mkdir -p {runs/a/b,models/m,data,metrics}; touch "$@"; '
-    script += 'printf "%s\\n" . models data runs metrics models/m/ ../up/ / >.sam-rl-created; '
-    script += f'cd "$0"; bash {REMOVE} "$0/work"; echo; bash {REMOVE} "$0/work"; ls "$0"'
+    script += (
+        'mkdir -p {runs/a/b,models/m,data,metrics}; touch "$@"; printf "%s\\n" . models data runs metrics models/m/ '
+    )
+    script += f'../up/ / >.sam-rl-created; cd "$0"; bash {REMOVE} "$0/work"; echo; bash {REMOVE} "$0/work"; ls "$0"'
     printed = run_in(tmp_path, script, *FILES)
     gone = {"runs/a", "metrics/a.prom", "models/m", "models/m.complete", "runs", "models", "metrics", "data"}
     gone |= set() if mounted else {f"{tmp_path}/work"}
@@ -193,8 +206,10 @@ def test_teardown_removes_what_the_playbooks_created(mounted, tmp_path):
 def test_teardown_leaves_what_was_there(tmp_path):
     """Here a team owns work_dir, and the playbooks created two folders and a copy of a model in it."""
     script = 'mkdir -p {runs/{a/b,theirs},models/{m,theirs},data,metrics}; touch "$@"; '
-    script += 'printf "%s\\n" models runs models/m/ >.sam-rl-created; chown 1234 data; '
-    script += f'bash {REMOVE} "$0"; find . -type f'
+    script += (
+        'printf "%s\\n" models runs models/m/ >.sam-rl-created; chown 1234 data; '
+        + f'bash {REMOVE} "$0"; find . -type f'
+    )
     printed = run_in(tmp_path, script, *FILES, *FOREIGN)
     left = ["data/theirs.parquet", "metrics/c.prom", "models/theirs", "models/theirs.complete", "runs/theirs"]
     assert [line for line in printed if line.startswith("left ")] == [f"left {name}" for name in left]
@@ -203,7 +218,11 @@ def test_teardown_leaves_what_was_there(tmp_path):
 
 def test_teardown_is_refused_while_a_run_is_active(play, tmp_path):
     program(tmp_path / "systemctl", "echo active")
-    (whole,) = (play for play in read("../playbooks/teardown.yml") if play["name"] == "Tear down")
+    whole = next(
+        play
+        for play in DataLoader().load_from_file(str(ROLES.parent / "playbooks/teardown.yml"))
+        if play["name"] == "Tear down"
+    )
     names = [task["name"] for task in whole["tasks"]]
     first = names.index("Read the state of the run")
     assert all("Check" in name for name in names[:first])
@@ -352,6 +371,7 @@ def test_the_image_of_an_archive():
 
 
 def test_ray_s_ports_are_reserved_and_watched_wherever_they_are():
+
     def value_of(role, name, **values):
         return rendered(name, **read(role), **values)
 
@@ -427,13 +447,19 @@ def end(outcome, **changes):
     ("end", "said"),
     [
         (end("lost", lost=["b"]), "was stopped because Ray on b no longer answers, expected all"),
-        (end("lost", lost=["b", "c"], without_folder=["c"]), "was stopped because c no longer has /data/runs/r,"),
+        (
+            end("lost", lost=["b", "c"], without_folder=["c"]),
+            "was stopped because c no longer has /data/runs/r, expect",
+        ),
         (end("timeout"), "still runs after 9 s, expected its end"),
         (end("ended", lost=["b"]), "ended because Ray on b no longer answers, expected all"),
         (end("ended", result="stopped", status=15), "was ended by signal 15 (15: `systemctl stop`), expected"),
         (end("ended", result="stopped", status=143), "was ended by signal 15 (15: `systemctl stop`), expected"),
         (end("ended", free_gb=None), "ended because h no longer has /data/runs/r, expected the storage that all hosts"),
-        (end("ended", free_gb=0.01), "ended with exit-code, status 3, and the disk of /data/runs/r is full (0.0 GB"),
+        (
+            end("ended", free_gb=0.01),
+            "ended with exit-code, status 3, and the disk of /data/runs/r is full (0.0 GB free)",
+        ),
         (end("ended", free_gb=500.0), "ended with exit-code, status 3, expected"),
     ],
 )
@@ -616,8 +642,9 @@ def test_compiled_kernels_outlive_a_container(tmp_path):
 
 def build_words(**settings):
     """The command that builds the image, and the environment variables of its process."""
-    whole = tasks("container_image/tasks/build.yml")["Build the image"]
-    (build,) = (task for task in whole["block"] if "block" in task)
+    (build,) = (
+        task for task in tasks("container_image/tasks/build.yml")["Build the image"]["block"] if "block" in task
+    )
     (task,) = (task for task in build["block"] if task["name"] == "Build it")
     values = read("container_image/vars/main.yml") | read("container_image/defaults/main.yml")
     values |= {"container_engine": "docker", "install_root": "/o", "pin_set": "p", "container_image_name": "i"}

@@ -109,10 +109,22 @@ WANT = {"run": "r", "folder": "/d/runs", "hosts": 2, "checkpoint_gb": 3291.0, "c
     ("state", "want", "problems"),
     [
         ({}, {"checkpoints": 3}, []),
-        ({}, {}, ["h1: 13,000 GB are free for /d/runs, expected 13,064 for checkpoints of the run r \\(4 x 3,291"]),
-        ({}, {"checkpoints": 3, "minutes": 54.8}, ["2 hosts write 1 GB/s .* 3,291 GB takes 54.9 minutes"]),
+        (
+            {},
+            {},
+            ["h1: 13,000 GB are free for /d/runs, expected 13,064 for checkpoints of the run r \\(4 x 3,291"],
+        ),
+        (
+            {},
+            {"checkpoints": 3, "minutes": 54.8},
+            ["2 hosts write 1 GB/s .* 3,291 GB takes 54.9 minutes"],
+        ),
         ({"free_gb": 0.0}, {"checkpoint_gb": None, "checkpoints": None}, []),
-        ({"error": "Read-only file system"}, {}, [r"nothing can be written to /d/runs by h1 \(Read-only file system"]),
+        (
+            {"error": "Read-only file system"},
+            {},
+            [r"nothing can be written to /d/runs by h1 \(Read-only file system\)"],
+        ),
     ],
 )
 def test_storage_of_235b(state, want, problems):
