@@ -307,9 +307,11 @@ def test_changed_lock_installs_and_removes_and_keeps_the_rest(repo):
 
 
 def test_changed_source_rebuilds_sam_core_alone(repo):
-    """A changed source rebuilds only sam_core, also after a build that failed."""
+    """A changed source rebuilds only sam_core, also after a build that failed. A new environment reuses the wheel."""
     repo.add_sam_core()
-    assert "sam_core (2 of 2)" in repo.ok("tiny")
+    assert "sam_core (2 of 2)" in (said := repo.ok("tiny")) and "Building wheel" in said
+    shutil.rmtree(repo.env)
+    assert "sam_core (2 of 2)" in (said := repo.ok("tiny")) and "Building wheel" not in said
     repo.add_sam_core("#error")
     assert "sam_core failed" in repo.refused("tiny")
     assert "packages" in repo.stamp() and "sam_core" not in repo.stamp()
