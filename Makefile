@@ -33,18 +33,21 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 	$(ENV)/python -m llm_rl.demo
 
 # A folder of tests in an environment is a job, run/ENVIRONMENT/FOLDER; JOBS of them run at a time, the long ones first.
-# All environments are created first and then marked as up to date (-o): make would postpone a job that waits for one.
-JOBS ?= 2
+# Three keep two cores busy, because engines often wait; the slow tests need more memory. Environments are created one
+# at a time (setup-env takes a lock), mostly on one core; FIRST_JOBS run on the other cores meanwhile. Then the
+# environments are marked as up to date (-o): make would postpone a job that waits for one.
+JOBS ?= $(if $(ALL_TESTS),2,3)
 ENVIRONMENTS := environment/tools $(PINSETS:%=environment/%)
 QUICK_JOBS := $(QUICK_TESTS:%=run/tools/%)
+FIRST_JOBS := run/tools/tests/sam_core run/tools/tests/replay
 SLOW_JOBS := $(if $(ALL_TESTS),test-bed test-wheels)
 jobs-of = $(addprefix run/$(1)/,$(call tests-of,$(1)))
 ifeq ($(origin PIN),file)
 test: ## lint and all tests but the slow ones; with PIN=... those of that pin set's environment
-	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS) lint
+	+$(MAKE) --no-print-directory -j$(JOBS) environments lint $(FIRST_JOBS)
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS:%=-o %) $(SLOW_JOBS) \
 		$(call jobs-of,$(PIN)) $(foreach pinset,$(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) \
-		test-ansible $(QUICK_JOBS)
+		test-ansible $(filter-out $(FIRST_JOBS),$(QUICK_JOBS))
 else
 test: known-pin-set
 	+$(MAKE) --no-print-directory -j$(JOBS) $(call jobs-of,$(PIN))
@@ -58,6 +61,10 @@ test-quick: ## the tests that need neither torch nor an engine
 
 run/%:
 	@job=$* && bash -o pipefail -c '.venvs/$$0/bin/python -m pytest --durations=25 $$1 2>&1 | sed -u "s|^|$*: |"' $${job%%/*} $${job#*/}
+
+.PHONY: environments
+environments: environment/tools
+	$(foreach pinset,$(PINSETS),$(MAKE) --no-print-directory environment/$(pinset) &&) true
 
 environment/tools:
 	ci/setup-env tools
@@ -117,7 +124,7 @@ site: ## the documentation as a site, in build/site; a broken link is an error
 	ci/setup-env tools
 	$(TOOLS)/python ci/build-site
 
-lint: ## formats, linters, and the stored patches against their records
+lint: environment/tools ## formats, linters, and the stored patches against their records
 	ci/lint
 
 docs: ## write the generated tables of docs/ and README anew
@@ -135,4 +142,4 @@ lock: known-pin-set ## resolve the requirements again; locked versions stay unle
 	[ ! -f patches/$(PIN)/image.in ] || $(TOOLS)/python ci/lock-image $(PIN) $(UPGRADE)
 
 clean: ## remove the environments and the files of builds and tests (uv's cache stays)
-	rm -rf .venvs .pytest_cache .hypothesis .ruff_cache build dist sam_core/build sam_core/dist *.egg-info
+	rm -rf .venvs .cache/sam_core .pytest_cache .hypothesis .ruff_cache build dist sam_core/build sam_core/dist *.egg-info
