@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import tiny_qwen3
-from ascend_engine import MODULES, PATHS, Engine, start
+from ascend_engine import PATHS, Engine, start
 from started import started
 
 HERE = Path(__file__).resolve().parent
 PATHS.append(str(HERE.parent / "common"))
-MODULES.append("waits")
 
 
 def pytest_addoption(parser):

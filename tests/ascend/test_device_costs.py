@@ -10,6 +10,7 @@ import device_costs as costs
 import pytest
 from ascend_engine import OLD, start
 
+pytestmark = [pytest.mark.slow] if OLD else []  # with vLLM 0.11 these tests take a minute
 BATCH, LAYERS = 4, 2
 
 

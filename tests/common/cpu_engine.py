@@ -6,7 +6,6 @@ import gc
 import forked  # noqa: F401
 import inspection  # noqa: F401
 import llm_engine
-import waits  # noqa: F401
 
 gc.unfreeze = lambda: None  # else an engine that ends would search all that its processes were forked with for garbage
 

@@ -6,4 +6,3 @@ import os
 os.environ["VLLM_PLUGINS"] = ""
 
 import forked  # noqa: F401
-import waits  # noqa: F401

@@ -5,9 +5,11 @@ The reference is one rank of an Atlas A2 that holds all experts and does not spe
 which exchanges tokens with fused operators, and in long steps with all-to-all.
 """
 
+import pytest
 from ranks import Rollout, metrics, sam
 from started import started
 
+pytestmark = pytest.mark.slow  # five ranks; for vLLM 0.23, tests/ascend/test_experts.py tests the same
 SETTINGS = {"n": 2, "seed": 7, "max_num_seqs": 8, "free_cache_engine": True, "scope": "module", "model": "mixture"}
 SLEEPS = {"VLLM_ASCEND_ENABLE_NZ": "0"}
 SPREAD = {"data_parallel_size": 2, "enable_expert_parallel": True} | sam(verify="seeded", threshold=8)
