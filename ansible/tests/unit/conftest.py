@@ -2,16 +2,24 @@
 """Make the collection importable as ansible_collections.sam_rl.ascend.plugins, as in Ansible, and run plays."""
 
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ansible.plugins.loader import init_plugin_loader
 
 ANSIBLE = Path(__file__).resolve().parents[2]
+os.environ["ANSIBLE_CONFIG"] = str(ANSIBLE / "ansible.cfg")  # Ansible reads it when it is imported
+
+from ansible.cli.playbook import PlaybookCLI  # noqa: E402
+from ansible.plugins.loader import init_plugin_loader  # noqa: E402
+
 init_plugin_loader([str(ANSIBLE / "collections")])
+
+
+FORK = multiprocessing.get_context("fork")
+"""ansible-playbook runs in a fork of the tests, which have imported Ansible already."""
 
 
 def program(path, text):
@@ -21,7 +29,7 @@ def program(path, text):
 
 
 @pytest.fixture
-def play(tmp_path):
+def play(tmp_path, capfd, monkeypatch):
     """play(plays, *words, hosts=None, path="", **settings) runs plays on this machine; returns (exit status, output).
 
     words: arguments of ansible-playbook, such as --inventory (default: only localhost); hosts: the hosts of the group
@@ -38,11 +46,14 @@ def play(tmp_path):
         if not any(str(word).startswith("--inventory") for word in words):
             settings.setdefault("ansible_python_interpreter", sys.executable)
             words = ["--inventory=localhost,", *words]
-        program = [Path(sys.executable).parent / "ansible-playbook", "--connection=local"]
-        environment = {"ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"), "PATH": f"{path}:{os.environ['PATH']}"}
-        command = [*program, *words, "-e", json.dumps(settings), file]
-        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
-        return done.returncode, " ".join(done.stdout.split())
+        words = ["ansible-playbook", "--connection=local", *words, "-e", json.dumps(settings), file]
+        capfd.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", f"{path}:{os.environ['PATH']}")
+            process = FORK.Process(target=PlaybookCLI.cli_executor, args=([str(word) for word in words],))
+            process.start()
+        process.join()
+        return process.exitcode, " ".join(capfd.readouterr().out.split())
 
     return run
 
