@@ -9,21 +9,31 @@ from types import SimpleNamespace
 
 import pytest
 
-from llm_rl import launch
+from llm_rl import config, demo, forks, launch
 
 HERE = Path(__file__).resolve().parent
 os.environ["VLLM_PLUGINS"] = ""
 
 
 @pytest.fixture(scope="session")
-def train():
-    """train(folder, *overrides, script="tiny", validate=False, site="forked", **variables): run a recipe for a CPU.
+def forked(tmp_path_factory):
+    """Environment variables of a run whose processes are forks of one that has imported verl and vLLM."""
+    folder = tmp_path_factory.mktemp("forks")
+    plan = launch.plan(config.load(demo.RECIPE, []), folder)
+    with forks.server(folder, demo.MODULES, os.environ | plan.variables):
+        yield forks.variables(folder)
+
+
+@pytest.fixture(scope="session")
+def train(forked):
+    """train(folder, *overrides, script="tiny", validate=False, site=None, **variables): run a recipe for a CPU.
 
     validate: validate before the first step and after each step, always with the same seeds: 8 prompts in two batches
-    with 4 answers each, written to folder/validation. site: folder of the sitecustomize.py that all processes import.
+    with 4 answers each, written to folder/validation. site: folder of the sitecustomize.py that all processes import,
+    none of them forked.
     """
 
-    def run(folder, *overrides, script="tiny", validate=False, site="forked", **variables):
+    def run(folder, *overrides, script="tiny", validate=False, site=None, **variables):
         if validate:
             val_kwargs = ("do_sample=true", "temperature=1", "n=4", "+seed=3")
             overrides += tuple(f"verl.actor_rollout_ref.rollout.val_kwargs.{setting}" for setting in val_kwargs)
@@ -31,9 +41,10 @@ def train():
             overrides += ("verl.data.val_batch_size=5", f"verl.trainer.validation_data_dir={folder}/validation")
         program = launch.ROOT / "llm_rl" / "qwen3" / f"run_dapo_qwen3_{script}_cpu.sh"
         command = [program, *overrides, "--run-dir", folder]
-        path = [HERE / site, HERE.parent / "common", launch.ROOT / "testing" / "engines"]
-        path = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | variables
+        if site:
+            path = [str(HERE / site), str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            variables["PYTHONPATH"] = os.pathsep.join(path)
+        env = os.environ | ({} if site else forked) | variables
         result = subprocess.run(command, capture_output=True, text=True, env=env)
         assert result.returncode == 0, result.stdout + result.stderr
         return result
