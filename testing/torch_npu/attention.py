@@ -8,6 +8,7 @@ Row counts are asserted, so that a batch that is laid out for another operator r
 import sys
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from .calls import counted
 from .graphs import writes_only
@@ -15,13 +16,12 @@ from .graphs import writes_only
 
 def attend(query, key, value, scale):
     """query [n, heads, D], the last n of the m tokens of key, value [m, kv_heads, D]; causal. Returns [n, heads, D]."""
-    n, m, repeat = query.shape[0], key.shape[0], query.shape[1] // key.shape[1]
+    n, m = query.shape[0], key.shape[0]
     assert m >= n, f"{n} queries over {m} keys"
-    key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
-    weights = torch.einsum("qhd,khd->hqk", query.float(), key.float()) * scale
     seen = torch.ones(n, m, dtype=torch.bool).tril(m - n)
-    weights = weights.masked_fill(~seen, float("-inf")).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, value.float()).to(query.dtype)
+    heads = (each.float().transpose(0, 1)[None] for each in (query, key, value))
+    out = scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale, enable_gqa=True)
+    return out[0].transpose(0, 1).to(query.dtype)
 
 
 def fill(rows, used):
@@ -31,10 +31,11 @@ def fill(rows, used):
 
 
 def cached(cache, blocks, length, kv_heads):
-    """The first `length` tokens of a request whose block table is `blocks`: [length, kv_heads, D]."""
+    """The first `length` tokens of a request whose block table is the list `blocks`: [length, kv_heads, D]."""
     used = -(-length // cache.shape[1])
     assert used <= len(blocks), f"{length} tokens in {len(blocks)} blocks of {cache.shape[1]}"
-    return cache[blocks[:used].long()].reshape(used * cache.shape[1], kv_heads, -1)[:length]
+    tokens = cache[blocks[0]] if used == 1 else torch.cat([cache[block] for block in blocks[:used]])
+    return tokens[:length].view(length, kv_heads, -1)
 
 
 @writes_only
@@ -73,8 +74,8 @@ def _npu_paged_attention(
     """Decode, one query token a request: context_lens int[N] (`fill`), block_table [N, blocks]."""
     assert fill(len(query), len(context_lens)), (query.shape, context_lens)
     assert fill(len(block_table), len(context_lens)), (block_table.shape, context_lens)
-    for i, length in enumerate(context_lens.tolist()):
-        key, value = (cached(cache, block_table[i], length, num_kv_heads) for cache in (key_cache, value_cache))
+    for i, (blocks, length) in enumerate(zip(block_table.tolist(), context_lens.tolist(), strict=False)):
+        key, value = (cached(cache, blocks, length, num_kv_heads) for cache in (key_cache, value_cache))
         out[i] = attend(query[i : i + 1], key, value, scale_value)[0].view(out[i].shape)
     return out
 
@@ -99,7 +100,7 @@ def npu_fused_infer_attention_score(
     assert len(ends) == len(lengths) == len(block_table), (ends, lengths, block_table.shape)
     assert key.shape[1] == form["block_size"], (key.shape, form)
     out = torch.zeros_like(query)  # zeros for a request that pads a graph
-    for blocks, rows, length in zip(block_table, requests, lengths, strict=True):
+    for blocks, rows, length in zip(block_table.tolist(), requests, lengths, strict=True):
         if length:
             keys, values = (cached(cache, blocks, length, kv_heads) for cache in (key, value))
             out[rows] = attend(query[rows], keys, values, scale)

@@ -110,11 +110,11 @@ class SlotMappingKernel:
             starts = query_start_loc[: grid[0]].tolist()
             assert fixed["TOTAL_CP_WORLD_SIZE"] == 1, "context parallelism is not in the stand-in"
             assert starts[-1] <= num_tokens <= max_num_tokens, (starts, num_tokens, max_num_tokens)
-            for i in range(grid[0] - 1):
-                rows = slice(starts[i], starts[i + 1])
-                place = positions[rows].long()
-                blocks = block_table[i][place // block_size].long()
-                slot_mapping[rows] = (blocks * block_size + place % block_size).to(slot_mapping.dtype)
+            sizes = torch.tensor(starts).diff()
+            request = torch.arange(len(sizes)).repeat_interleave(sizes)
+            place = positions[: starts[-1]].long()
+            blocks = block_table[request, place // block_size].long()
+            slot_mapping[: starts[-1]] = blocks * block_size + place % block_size
             slot_mapping[num_tokens:max_num_tokens] = fixed["PAD_ID"]
 
         return _compute_slot_mapping_kernel
