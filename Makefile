@@ -34,20 +34,22 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 
 # A folder of tests in an environment is a job, run/ENVIRONMENT/FOLDER; JOBS of them run at a time, the long ones first.
 # Three keep two cores busy, because engines often wait; the slow tests need more memory. Environments are created one
-# at a time (setup-env takes a lock), mostly on one core; FIRST_JOBS run on the other cores meanwhile. Then the
-# environments are marked as up to date (-o): make would postpone a job that waits for one.
+# at a time (setup-env takes a lock), mostly on one core; FIRST_JOBS run on the other cores meanwhile, all that need no
+# pin set's environment. Then the environments are marked as up to date (-o): make would postpone a job that waits for
+# one.
 JOBS ?= $(if $(ALL_TESTS),2,3)
 ENVIRONMENTS := environment/tools $(PINSETS:%=environment/%)
 QUICK_JOBS := $(QUICK_TESTS:%=run/tools/%)
-FIRST_JOBS := run/tools/tests/sam_core run/tools/tests/replay
+FIRST_JOBS := $(filter-out %/tests/ci,$(QUICK_JOBS))
 SLOW_JOBS := $(if $(ALL_TESTS),test-bed test-wheels)
 jobs-of = $(addprefix run/$(1)/,$(call tests-of,$(1)))
+PINSET_JOBS = $(foreach pinset,$(PIN) $(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset)))
+LONG_JOBS = $(filter %/recipes %/runner2 %/ascend,$(PINSET_JOBS))
 ifeq ($(origin PIN),file)
 test: ## lint and all tests but the slow ones; with PIN=... those of that pin set's environment
 	+$(MAKE) --no-print-directory -j$(JOBS) environments lint $(FIRST_JOBS)
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS:%=-o %) $(SLOW_JOBS) \
-		$(call jobs-of,$(PIN)) $(foreach pinset,$(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) \
-		test-ansible $(filter-out $(FIRST_JOBS),$(QUICK_JOBS))
+		$(LONG_JOBS) test-ansible $(filter-out $(FIRST_JOBS),$(QUICK_JOBS)) $(filter-out $(LONG_JOBS),$(PINSET_JOBS))
 else
 test: known-pin-set
 	+$(MAKE) --no-print-directory -j$(JOBS) $(call jobs-of,$(PIN))
