@@ -20,6 +20,7 @@ from test_options import configure
 
 SEEDED = {"verify": "seeded", "threshold": 6}
 """Options of sam: verification is seeded, and drafting stops above 6 running requests."""
+KINDS = [pytest.param("synchronous", marks=pytest.mark.slow), "asynchronous"]
 SAMPLED = [{"temperature": 1.0, "seed": seed} for seed in range(24)]
 
 
@@ -128,7 +129,7 @@ def paused(engine):
     return any(not row[drafted] for row in engine.rows[first:])
 
 
-@pytest.mark.parametrize("name", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("name", KINDS)
 def test_text_is_that_without_speculation(name, texts, request):
     check(request.getfixturevalue(name), texts, (3, 0))
 
@@ -155,7 +156,7 @@ def long():
     return [[draw.randrange(tiny_qwen3.VOCAB - 1) for _ in range(124 - 2 * i)] for i in range(4)]
 
 
-@pytest.mark.parametrize("name", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("name", KINDS)
 def test_text_is_that_without_speculation_after_preemption(plain, long, name, request):
     engine = request.getfixturevalue(name)
     assert engine.run(long + long, 24) == plain.run(long + long, 24)

@@ -104,6 +104,7 @@ def test_what_cannot_work_on_ascend_is_refused(overrides, sentence, tmp_path):
         variables(tmp_path, *overrides.split())
 
 
+@pytest.mark.slow
 def test_all_reduce_is_measured_as_torchrun_starts_it_on_each_host():
     """Two torchrun calls stand for two hosts with one process each, over gloo; only the first prints the result."""
     with socket.create_server(("127.0.0.1", 0)) as free:

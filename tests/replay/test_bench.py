@@ -19,6 +19,7 @@ from sam_lab.cli import LabError
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_quick_run_measures_every_row(tmp_path):
     command = [sys.executable, "-m", "sam_lab", "bench", "--quick", "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

@@ -122,6 +122,7 @@ def test_one_engine_without_drafts_samples_the_same(model, first, prompts):
     assert plain["answers"] == [answer for rank in first for answer in rank["answers"]]
 
 
+@pytest.mark.slow
 def test_ranks_of_an_engine_that_schedule_alone_stay_in_step(model, first, prompts):
     """`auto` decides by a clock of each rank. The answers equal those of engines with the article's switch, and the
     log-probabilities are the model's own."""
@@ -139,6 +140,7 @@ def test_ranks_of_an_engine_that_schedule_alone_stay_in_step(model, first, promp
         assert got == pytest.approx(true, abs=2e-4)
 
 
+@pytest.mark.slow
 def test_ranks_send_drafts_only_where_the_switch_may_be_on(model, prompts):
     """The first step prefills six of a prompt's eight requests; drafts are made for at most six requests at once."""
     sizes = {"n": 8, "max_num_seqs": 32, "max_num_batched_tokens": 64, "tensor_model_parallel_size": 2}

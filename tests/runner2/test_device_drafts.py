@@ -2,6 +2,7 @@
 """Tests of drafts that the device completes, and of their confidences. The table is compared with dictionaries, the
 kernels with their reference in numpy."""
 
+import operator
 import os
 import random
 import subprocess
@@ -51,13 +52,12 @@ class Oracle:
         self.num_opened, self.page_of = 0, {}
         self.texts, self.slots, self.counts = defaultdict(list), {}, Counter()
         self.frequent = 0
+        columns = factors().T.tolist()
+        self.columns = {n: (columns[at], columns[len(NGRAMS) + at]) for at, n in enumerate(NGRAMS)}
 
     def hashes(self, group, ngram):
-        at, n = NGRAMS.index(len(ngram)), len(ngram)
-        slot, check = (
-            group * int(column[0]) + sum(int(f) * t for f, t in zip(column[-n:], ngram, strict=True))
-            for column in (factors()[:, at], factors()[:, len(NGRAMS) + at])
-        )
+        n = len(ngram)
+        slot, check = (group * column[0] + sum(map(operator.mul, column[-n:], ngram)) for column in self.columns[n])
         assert max(slot, check) < 1 << 63
         return slot % self.num_slots, check & CHECK
 

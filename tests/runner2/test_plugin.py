@@ -179,6 +179,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_processes_have_it_by_the_entry_point_alone(model, plain, tmp_path):
     import tiny_qwen3
 
@@ -192,22 +193,16 @@ def test_spawned_processes_have_it_by_the_entry_point_alone(model, plain, tmp_pa
     assert proposed > 0 and steps > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INSTALLED in OTHERS, reason="is what it starts")
-@pytest.mark.parametrize(
-    "folder",
-    [
-        pytest.param(folder, id=folder.parent.name, marks=[pytest.mark.slow] if folder in OTHERS[:-1] else [])
-        for folder in OTHERS
-    ],
-)
+@pytest.mark.parametrize("folder", OTHERS, ids=[folder.parent.name for folder in OTHERS])
 def test_another_release_gives_the_same_texts(folder):
-    """Run tests with another release's Python files and the installed libraries. Older releases, EAGLE-3
-    and layers that keep a state are tested only with ALL_TESTS."""
+    """Run tests with another release's Python files and the installed libraries."""
     paths = [str(folder.parent), str(HERE / "interpreter")]
     tests = ["test_auto.py::test_text_is_that_of_plain_runner_2", "test_options.py::test_good_options_reach_the_config"]
     if problem(folder, hooks.LOGPROBS):
         tests = ["test_asynchronous.py::test_text_is_that_of_plain_runner_2"]
-    if os.environ.get("ALL_TESTS") and not problem(folder, hooks.STATES):
+    if not problem(folder, hooks.STATES):
         tests += ["test_state_layers.py", "test_model_drafter.py::test_eagle3_drafts_from_hidden_states"]
     files = [str(HERE / test) for test in tests]
     out = run(["-m", "pytest", "-q", "-s"], *files, PYTHONPATH=os.pathsep.join(paths))
