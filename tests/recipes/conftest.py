@@ -15,12 +15,19 @@ HERE = Path(__file__).resolve().parent
 os.environ["VLLM_PLUGINS"] = ""
 
 
+def with_path(*folders):
+    """PYTHONPATH with these folders in front."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 @pytest.fixture(scope="session")
 def forked(tmp_path_factory):
-    """Environment variables of a run whose processes are forks of one that has imported verl and vLLM."""
+    """Environment variables of a run whose processes are forks of one that has imported verl and vLLM. The engine saves
+    its history whenever no request runs."""
     folder = tmp_path_factory.mktemp("forks")
     plan = launch.plan(config.load(demo.RECIPE, []), folder)
-    with forks.server(folder, demo.MODULES, os.environ | plan.variables):
+    environment = os.environ | plan.variables | {"PYTHONPATH": with_path(HERE.parent / "common")}
+    with forks.server(folder, [*demo.MODULES, "saves_at_once"], environment):
         yield forks.variables(folder)
 
 
@@ -42,8 +49,7 @@ def train(forked):
         program = launch.ROOT / "llm_rl" / "qwen3" / f"run_dapo_qwen3_{script}_cpu.sh"
         command = [program, *overrides, "--run-dir", folder]
         if site:
-            path = [str(HERE / site), str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
-            variables["PYTHONPATH"] = os.pathsep.join(path)
+            variables["PYTHONPATH"] = with_path(HERE / site, HERE.parent / "common")
         env = os.environ | ({} if site else forked) | variables
         result = subprocess.run(command, capture_output=True, text=True, env=env)
         assert result.returncode == 0, result.stdout + result.stderr

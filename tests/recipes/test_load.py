@@ -46,6 +46,7 @@ def test_shares(monkeypatch):
     own = SimpleNamespace(user=20.0, system=1.0)
     monkeypatch.setattr(load.psutil, "cpu_times", lambda: machine)
     monkeypatch.setattr(load.psutil.Process, "cpu_times", lambda self: own)
+    monkeypatch.setattr(load.psutil.Process, "children", lambda self, recursive: [])  # a fixture may have started some
     meter = load.Load(psutil.Process().pid)
     machine.user, machine.system, machine.idle, machine.iowait, machine.steal = 54.0, 6.0, 103.0, 3.0, 2.0
     own.user += 3.0
