@@ -38,7 +38,7 @@ def train(folder, mode, engine_kwargs):
     settings["trainer"]["validation_data_dir"] = str(folder / "validation")
     settings["ray_kwargs"]["ray_init"]["_temp_dir"] = temporary
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(settings), f"hydra.run.dir={folder}/hydra"]
-    path = [str(TESTS / "recipes" / "forked"), *PATHS, *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(TESTS / "verl_plugin" / "forked"), *PATHS, *filter(None, [os.environ.get("PYTHONPATH")])]
     logs = {"SAM_STEP_LOG": str(folder), "VERL_FILE_LOGGER_PATH": str(folder / "steps.jsonl")}
     env = os.environ | VARIABLES | logs | {"PYTHONPATH": os.pathsep.join(path)}
     with open(folder / "verl.log", "w") as log:

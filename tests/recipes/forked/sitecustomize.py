@@ -1,8 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""With this folder and testing/engines on PYTHONPATH, a recipe's engine forks its worker from its own process, which
-has already imported vLLM."""
-
-import sys
-
-if "--multiprocessing-fork" in sys.orig_argv:
-    import forked  # noqa: F401
