@@ -34,8 +34,8 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 
 # A folder of tests in an environment is a job, run/ENVIRONMENT/FOLDER; JOBS of them run at a time, the long ones first.
 # Three keep two cores busy, because engines often wait; the slow tests need more memory. Environments are created one
-# at a time (setup-env takes a lock), mostly on one core; FIRST_JOBS run on the other cores meanwhile, all that need no
-# pin set's environment. Then the environments are marked as up to date (-o): make would postpone a job that waits for
+# at a time (setup-env takes a lock), mostly on one core; FIRST_JOBS, which read no pin set's environment, run on the
+# other cores meanwhile. Then the environments are marked as up to date (-o): make would postpone a job that waits for
 # one.
 JOBS ?= $(if $(ALL_TESTS),2,3)
 ENVIRONMENTS := environment/tools $(PINSETS:%=environment/%)

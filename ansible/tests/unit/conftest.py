@@ -17,7 +17,6 @@ from ansible.plugins.loader import init_plugin_loader  # noqa: E402
 
 init_plugin_loader([str(ANSIBLE / "collections")])
 
-
 FORK = multiprocessing.get_context("fork")
 """ansible-playbook runs in a fork of the tests, which have imported Ansible already."""
 
