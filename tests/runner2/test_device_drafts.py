@@ -2,7 +2,6 @@
 """Tests of drafts that the device completes, and of their confidences. The table is compared with dictionaries, the
 kernels with their reference in numpy."""
 
-import operator
 import os
 import random
 import subprocess
@@ -57,7 +56,10 @@ class Oracle:
 
     def hashes(self, group, ngram):
         n = len(ngram)
-        slot, check = (group * column[0] + sum(map(operator.mul, column[-n:], ngram)) for column in self.columns[n])
+        slot, check = (
+            group * column[0] + sum(factor * token for factor, token in zip(column[-n:], ngram, strict=True))
+            for column in self.columns[n]
+        )
         assert max(slot, check) < 1 << 63
         return slot % self.num_slots, check & CHECK
 
