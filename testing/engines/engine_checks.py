@@ -47,7 +47,7 @@ def salts_share_nothing(engine, prompt):
     def borrowed(named, *salts, stagger=0):
         before = engine.drafter()
         requests = [{"cache_salt": salt, **named} if salt else named for salt in salts]
-        engine.run([prompt] * len(salts), stagger=stagger, each=requests)
+        engine.run([prompt] * len(salts), 32, stagger=stagger, each=requests)
         after = settled(engine)
         return [after[name] - before[name] for name in ("accepted_group", "accepted_history")]
 

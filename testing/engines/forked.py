@@ -10,7 +10,7 @@ import os
 import time
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling vLLM's helpers takes longer than all that a test runs
-os.sched_yield = lambda: time.sleep(0.0002)  # vLLM calls it in its waiting loops
+os.sched_yield = lambda: time.sleep(0.0005)  # vLLM calls it in its waiting loops
 
 _get_context = multiprocessing.get_context
 multiprocessing.get_context = lambda method=None: _get_context("fork" if method == "spawn" else method)

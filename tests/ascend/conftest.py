@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tiny_qwen3
 from ascend_engine import PATHS, Engine, start
-from started import started
+from started import prompts, started  # noqa: F401  (prompts is a fixture)
 
 HERE = Path(__file__).resolve().parent
 PATHS.append(str(HERE.parent / "common"))
@@ -60,12 +60,6 @@ graphs = started(
     compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]},
 )
 """Engine with seeded verification and decoding graphs of 4 to 24 tokens. It drafts 3 tokens up to 5 requests."""
-
-
-@pytest.fixture(scope="session")
-def prompts():
-    """64 prompts of 5 to 40 tokens; the second half repeats the first."""
-    return tiny_qwen3.repeated_prompts(32)
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ class Driver:
     def __init__(self, model):
         self.model, self.covered = model, collections.Counter()
         self.engines = dict.fromkeys([None, *ARMS])
-        self.answered = (None, None)  # the previous schedule, and the plain engine's answers
+        self.plain = {}  # results of the engine without speculation, by the content of the request
 
     def engine(self, arm):
         if self.engines[arm] is None:
@@ -52,11 +52,12 @@ class Driver:
         return self.engines[arm]
 
     def results(self, schedule, arm):
-        """An engine's answers, and what it indexed. If it fails, a sentence; the next call then starts a new engine."""
+        """An engine's answers; with speculation also what it indexed. If the engine fails, a sentence; the next call
+        then starts a new engine."""
         engine = self.engine(arm)
         try:
             if not arm:
-                return engine.run(schedule), []
+                return engine.run(schedule)
             engine.set_up(schedule.setup)
             results = engine.run(schedule)
             for name in list(engine.current):
@@ -67,17 +68,28 @@ class Driver:
             where = traceback.extract_tb(error.__traceback__)[-1]
             return f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
 
+    def plain_results(self, schedule):
+        """The results of the engine without speculation by key, or a sentence if it fails. It runs each request once,
+        also if several schedules contain it."""
+        alone = one_by_one(schedule)
+        contents = {ask.key: repr((ask.prompt, ask.params, ask.turns, ask.embeds)) for [ask] in alone.waves}
+        new = {contents[wave[0].key]: wave for wave in alone.waves}
+        alone.waves = [wave for content, wave in new.items() if content not in self.plain]
+        results = self.results(alone, None)
+        if isinstance(results, str):
+            return "plain: " + results
+        self.plain |= {contents[key]: result for key, result in results.items()}
+        return {key: self.plain[content] for key, content in contents.items()}
+
     def faults(self, schedule, arm):
         """Sentences about the differences of an arm."""
-        if self.answered[0] is not schedule:
-            self.answered = schedule, self.results(one_by_one(schedule), None)
-        plain = self.answered[1]
-        if isinstance(plain, str):
-            return ["plain: " + plain]
+        expected = self.plain_results(schedule)
+        if isinstance(expected, str):
+            return [expected]
         mine = self.results(schedule, arm)
         if isinstance(mine, str):
             return [mine]
-        (expected, _), (results, noted) = plain, mine
+        results, noted = mine
         asks = [*itertools.chain(*schedule.waves)]
         faults = [
             f"request {ask.key}: {problem}: {ask}"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of engines."""
+"""Fixtures for tests of engines."""
 
 import inspect
 
 import pytest
+import tiny_qwen3
 
 
 def started(kind, scope="session", model="model", **settings):
@@ -17,3 +18,9 @@ def started(kind, scope="session", model="model", **settings):
     # what pytest reads: with another parameter of `model` the engine starts anew
     fixture.__signature__ = inspect.Signature([inspect.Parameter(model, inspect.Parameter.KEYWORD_ONLY)])
     return pytest.fixture(scope=scope)(fixture)
+
+
+@pytest.fixture(scope="session")
+def prompts():
+    """64 prompts of 5 to 40 tokens; the second half repeats the first."""
+    return tiny_qwen3.repeated_prompts(32)

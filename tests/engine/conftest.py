@@ -12,7 +12,7 @@ os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for collective_rpc with
 import pytest
 import tiny_qwen3
 from cpu_engine import Engine
-from started import started
+from started import prompts, started  # noqa: F401  (prompts is a fixture)
 from vllm.v1.worker.cpu import shm  # noqa: F401  (before modules import functions that it replaces)
 
 
@@ -28,9 +28,3 @@ plain = started(Engine, long_prefill_token_threshold=300)
 """Engine without speculation, the reference. It reads prompts of more than 300 tokens in parts."""
 sam = started(Engine, sam={"threshold": 8})
 """Engine with the article's switch: k = 3 while at most 8 requests run."""
-
-
-@pytest.fixture(scope="session")
-def prompts():
-    """64 prompts of 5 to 40 tokens; the second half repeats the first."""
-    return tiny_qwen3.repeated_prompts(32)

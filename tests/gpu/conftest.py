@@ -15,6 +15,7 @@ import pytest
 import tiny_qwen3
 from llm_engine import Engine
 from sam_core.engines.vllm import hooks
+from started import prompts  # noqa: F401  (a fixture)
 
 SECOND = not hooks.is_patched(Path(importlib.util.find_spec("vllm").origin).parent)
 """Whether vLLM is unpatched; the plugin then uses the second runner."""
@@ -69,9 +70,3 @@ def engine(model):
     yield of
     for each in started.values():
         each.stop()
-
-
-@pytest.fixture(scope="session")
-def prompts():
-    """64 prompts of 5 to 40 tokens; the second half repeats the first."""
-    return tiny_qwen3.repeated_prompts(32)

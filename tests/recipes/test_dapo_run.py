@@ -12,7 +12,6 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from types import SimpleNamespace
-from unittest import mock
 
 import pandas
 import psutil
@@ -249,15 +248,3 @@ def test_rollout_log_probs_agree_with_the_trainers(run):
         assert [*tokens][-1] == "inf" and tokens["0.1"] == tokens["inf"] == 0
         assert 64 < sum(tokens.values()) <= step["data"]["rollout/spec/tokens"] and tokens["1e-05"] > 0
         assert sum(tokens.values()) == pytest.approx(64 * step["data"]["response_length/mean"]), "each token trained on"
-
-
-def test_poll_interval_reaches_the_replay_buffer():
-    from omegaconf import OmegaConf
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-    sampler = {"max_off_policy_threshold": None, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
-    trainer = {"v1": {"sampler": sampler | {"poll_interval": 0.1}}}
-    config = OmegaConf.create({"trainer": trainer, "data": {"train_batch_size": 4}, "algorithm": {}})
-    trainer = mock.Mock(config=config, trainer_mode="sync")
-    trainer._resolve_filter_groups_metric.return_value = None
-    assert PPOTrainer._build_replay_buffer(trainer).poll_interval == 0.1

@@ -9,7 +9,7 @@ from itertools import groupby
 import psutil
 import pytest
 
-from llm_rl import demo, launch
+from llm_rl import demo, forks, launch
 from llm_rl.qwen3 import tiny_model
 
 TRAINER = """
@@ -45,11 +45,11 @@ def started(monkeypatch):
     return use
 
 
-def test_one_trains_at_a_time_and_goes_on_where_the_other_fails(started, tmp_path, capfd):
+def test_one_trains_at_a_time_and_goes_on_where_the_other_fails(started, forked, tmp_path, capfd):
     """`off` resumes at step 3 and fails in step 4; `on` resumes at step 2, catches up and trains to its end."""
 
     def trainer(arm, *steps):
-        return [sys.executable, "-c", TRAINER, arm, *map(str, steps), str(tmp_path / "log")]
+        return [f"{forked[forks.ENV_FOLDER]}/python", "-c", TRAINER, arm, *map(str, steps), str(tmp_path / "log")]
 
     calls = started(off=trainer("off", 3, 5, 4), on=trainer("on", 2, 5, 0))
     assert demo.main(["--out", str(tmp_path / "out")]) == 3

@@ -44,7 +44,7 @@ def test_batch_holds_the_first_prompts_in_the_order_asked(monkeypatch):
 
 def test_next_step_begins_behind_the_last_prompt_taken(make_trainer, monkeypatch):
     """The trainer requests four prompts and two more; the fifth fills the batch, so the next step begins with the
-    sixth."""
+    sixth. The replay buffer has the configured `poll_interval`."""
     asked, uids = [], []
 
     def generate(batch):
@@ -55,7 +55,7 @@ def test_next_step_begins_behind_the_last_prompt_taken(make_trainer, monkeypatch
 
     config = {"data": {"train_batch_size": 4, "gen_batch_size": 1}, "algorithm": {}}
     config["trainer"] = {"v1": {"sampler": {"max_off_policy_threshold": None, "max_off_policy_strategy": "drop"}}}
-    config["trainer"]["v1"]["sampler"]["sampler_kwargs"] = {}
+    config["trainer"]["v1"]["sampler"] |= {"sampler_kwargs": {}, "poll_interval": 0.1}
     trainer = make_trainer(config | {"actor_rollout_ref": {"rollout": {"temperature": 1.0}}}, 20, generate)
 
     def sample(self, global_steps, partition_id, batch_size):
@@ -76,6 +76,7 @@ def test_next_step_begins_behind_the_last_prompt_taken(make_trainer, monkeypatch
         with contextlib.suppress(Sampled):
             trainer._step_once({}, {}, 4)
         trainer.global_steps += 1
+    assert trainer.replay_buffer.poll_interval == 0.1
     assert asked == [f"p{i}" for i in (*range(6), *range(5, 11))]
     assert uids[0] not in first, "asked again under its old id"
     assert [batch["raw_prompt"] for batch in trainer.train_dataloader._returned] == [["p10"]]

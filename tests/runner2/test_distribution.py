@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 import tiny_qwen3
 import torch
+import triton
 from conftest import start
 from distribution import chi_square_p_value
 from engine_checks import speculated
 from tiny_qwen3 import VOCAB
+from triton import language as tl
+from triton.language.random import rand
 
 TEXTS, LENGTH = 25, 400
 TEMPERATURE = 0.5
@@ -52,6 +55,24 @@ def first_tokens(llm, prompt, settings, num=16):
     while len(found) < num:
         found += [token for output in llm.engine_core.get_output().outputs for token in output.new_token_ids]
     return found
+
+
+@triton.jit
+def draw_twice(seeds_ptr, offsets_ptr, out_ptr):
+    row = tl.program_id(0)
+    seed, offset = tl.load(seeds_ptr + row), tl.load(offsets_ptr + row)
+    tl.store(out_ptr + 2 * row, tl.rand(seed, offset))
+    tl.store(out_ptr + 2 * row + 1, rand(seed, offset))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_random_numbers_are_those_of_triton(dtype):
+    """The interpreter draws with NumPy (triton_interpreter.speed.uniform)."""
+    numbers = torch.randint(torch.iinfo(dtype).min, torch.iinfo(dtype).max, (2, 100), dtype=dtype)
+    assert tl.rand is not rand
+    out = torch.zeros(100, 2)
+    draw_twice[(100,)](*numbers, out)
+    assert (out[:, 0] == out[:, 1]).all() and len(out.unique()) > 90
 
 
 SYNCHRONOUS = pytest.param({"threshold": TEXTS}, False, False, marks=pytest.mark.slow, id="synchronous")

@@ -68,10 +68,7 @@ def test_step_refuses(changed, error, message):
     for _ in range(3):
         pool.open([5, 6, 7, 5])
     pool.close(2)
-    before = pool.stats()
-    for given in (good(), good() | table()):
-        refuses_spoiled_arrays(lambda arguments: pool.step(**arguments), given, [*good()][4:])
-    arguments = good() | changed
+    before, arguments = pool.stats(), good() | changed
     with pytest.raises(error, match=message):
         pool.step(**arguments)
     assert pool.stats() == before and pool._validate() is None
@@ -80,6 +77,16 @@ def test_step_refuses(changed, error, message):
     pool.step(**good() | {"scores": None})
     pool.step(**good() | table())
     assert pool.stats()["appended"] == 9
+
+
+def test_step_refuses_spoiled_arrays():
+    pool = sam_core.Pool(rule="newest")
+    for _ in range(2):
+        pool.open([5, 6, 7, 5])
+    before = pool.stats()
+    for given in (good(), good() | table()):
+        refuses_spoiled_arrays(lambda arguments: pool.step(**arguments), given, [*good()][4:])
+    assert pool.stats() == before and pool._validate() is None
 
 
 BAD_PROMPTS = [
@@ -253,19 +260,21 @@ def test_each_change_is_taken_once(seed):
         for array in (memory, tokens[:, ::9]):
             array[:] = rng.integers(-(1 << 31), 1 << 31, array.shape)
         memory[1 - 2 * slots] = 0
-    copy, starts, pages = memory.copy(), i32(0, 0, 0, 0), np.zeros(4, np.int64)
+    copy, starts, pages, tried = memory.copy(), i32(0, 0, 0, 0), np.zeros(4, np.int64), False
     while starts.min() < 700:
         ends = np.minimum(starts + rng.integers(0, rng.choice([4, 300]), 4), 700).astype(np.int32)
         pages = rng.integers(-4, 4, 4) if garbage else pages
         table.append(pages, i32(2, 2, 3, 3), tokens, starts, ends)
         taken = {"indices": np.zeros(table.num_changed, np.int64), "values": np.zeros(table.num_changed, np.int32)}
-        if table.num_changed:
+        if table.num_changed and not tried:
+            tried = True
             refuses_spoiled_arrays(lambda new, take=table.take_changes: take(*new.values()), taken, tuple(taken))
         table.take_changes(*taken.values())
         copy[taken["indices"]] = taken["values"]
         assert table.num_changed == 0 and (copy == memory).all()
         assert len(set(taken["indices"].tolist())) == len(taken["indices"])
         starts = ends
+    assert tried
     changed = memory[0]
     del table
     assert memory[0] == changed  # its buffer keeps a table alive

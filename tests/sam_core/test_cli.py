@@ -10,6 +10,7 @@ from functools import partial
 
 import commands
 import pytest
+from recording import write
 from sam_core.__main__ import main
 from sam_core.files import replacing
 from sam_core.options import Options
@@ -18,11 +19,6 @@ from sam_core.tokenizer import fingerprint
 import sam_core
 
 refused = partial(commands.refused, main)
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.fixture

@@ -9,16 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recording import write
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sam_lab import __main__ as lab
 from sam_lab.recordings import read_answers
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def test_answers_of_a_run_become_a_recording(tmp_path):

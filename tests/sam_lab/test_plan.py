@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The planner counts every token once, equals a plain loop over steps, and advises nothing that can lose."""
 
+import gzip
 import itertools
 import json
 import re
@@ -27,11 +28,19 @@ RECIPE = str(ROOT / "llm_rl/qwen3/dapo_qwen3_32b_32die.yaml")
 GPUS = str(ROOT / "llm_rl/qwen3/dapo_qwen3_8b_8gpu.yaml")
 STATES = str(ROOT / "llm_rl/qwen3/dapo_qwen3_5_27b_8gpu.yaml")
 BATCH = ("data.train_batch_size", "data.gen_batch_size", "train.ppo_mini_batch_size", "rollout.max_num_seqs")
-SMALL = [*(f"{key}=8" for key in BATCH), "--mean", "200", "--draws", "1"]
 PLAN = Setup("32b", SHAPES["Qwen3-32B"], 32, 8, 1, 1, 32, 96, 16, 128, 34816, 1.2e6)
 ROWS = np.arange(1.0, 200)
 COST = Cost(ROWS, 0.02 + 0.001 * np.maximum(0, ROWS - 6), 0.004, 0.002, prefill=1e-5)
 FREE = Cost(ROWS, np.full(len(ROWS), 0.02), 0.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Arguments of a small plan, from a recording of three answers."""
+    few = tmp_path_factory.mktemp("recording") / "few.jsonl"
+    with gzip.open(DATA / "math-cot-groups8.jsonl.gz", "rt") as lines:
+        few.write_text("".join(itertools.islice(lines, 3)))
+    return [*(f"{key}=8" for key in BATCH), "--mean", "200", "--draws", "1", "--acceptance", str(few)]
 
 
 def given(first, later):
@@ -211,7 +220,7 @@ def test_acceptance_of_a_recording():
     assert (often.gain <= often.drafted).all() and (auto.gain <= auto.drafted).all() and auto.drafted[1:].min() > 0
 
 
-def test_the_cost_of_a_step_is_fitted_to_a_replay(tmp_path, capsys):
+def test_the_cost_of_a_step_is_fitted_to_a_replay(small, tmp_path, capsys):
     path, steps = tmp_path / "steps.json", []
     for running, drafted in itertools.product(range(1, 33), (0, 3)):
         rows, context = running * (1 + drafted), 500 * running
@@ -219,10 +228,10 @@ def test_the_cost_of_a_step_is_fitted_to_a_replay(tmp_path, capsys):
         steps.append(step | {"s": 0.08 + 0.007 * rows + 4e-6 * context})
     path.write_text(json.dumps([{"arm": "plain", "batch": 0, "steps": steps}]))
     assert fitted(steps).step(20, 10_000, 0, False) == pytest.approx(0.08 + 0.14 + 0.04, rel=0.05)
-    assert main(["plan", GPUS, *SMALL, "--cost", str(path)]) == 0
+    assert main(["plan", GPUS, *small, "--cost", str(path)]) == 0
     assert f"cost of a step: fitted to {path}\n" in capsys.readouterr().out
     path.write_text("[]")
-    assert main(["plan", GPUS, *SMALL, "--cost", str(path)]) == 2
+    assert main(["plan", GPUS, *small, "--cost", str(path)]) == 2
     assert "steps.json is not the steps.json of an engine-replay" in capsys.readouterr().err
 
 
@@ -288,8 +297,8 @@ def test_what_can_lose_is_not_advised(low, auto, model, advice):
         (STATES, [], "of which a request's states take 9,576 (k = 3), 2,349 without\n"),
     ],
 )
-def test_a_plan_for_gpus_says_what_it_counts_with(capsys, recipe, more, said):
-    assert main(["plan", recipe, *more, *SMALL]) == 0
+def test_a_plan_for_gpus_says_what_it_counts_with(small, capsys, recipe, more, said):
+    assert main(["plan", recipe, *more, *small]) == 0
     printed = capsys.readouterr().out
     assert said in printed and " 8 GPUs, " in printed and not re.search(r"\bdies?\b", printed)
 

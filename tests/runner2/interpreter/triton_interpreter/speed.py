@@ -6,6 +6,7 @@ import functools
 import math
 from dataclasses import replace
 
+import numpy as np
 from triton import language
 from triton.runtime import interpreter
 
@@ -46,6 +47,7 @@ def speed_up():
     language.core._unwrap_if_constexpr = unwrap_what_is_wrapped(language.core._unwrap_if_constexpr)
     interpreter.TensorHandle.__post_init__ = lambda handle: None  # checks sizes
     ask_of_operands_that_differ(language.semantic.TritonSemantic)
+    language.rand = uniform
     builder.options = replace(builder.options, sanitize_overflow=False)  # as in compiled kernels
 
 
@@ -71,15 +73,23 @@ def unwrap_what_is_wrapped(unwrap):
 
 
 def ask_of_operands_that_differ(semantic):
-    """Skip the checks of types or shapes that are equal, of a tensor with a small number, and of address offsets."""
+    """Skip the checks if types or shapes are equal, if an operand is a number that fits the other one's type, and for
+    address offsets."""
     check, broadcast = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
-    numbers = {name: (int,) if name.startswith("int") else (int, float) for name in ("int32", "int64", "fp32", "fp64")}
+    bound = (1 << 31) - 1
+    numbers = {"uint32": ((int,), 0, (1 << 32) - 1)}
+    numbers |= dict.fromkeys(("int32", "int64"), ((int,), -bound, bound))
+    numbers |= dict.fromkeys(("fp32", "fp64"), ((int, float), -bound, bound))
+
+    def fits(number, name):
+        types, least, most = numbers.get(name, ((), 0, 0))
+        return type(number) in types and least <= number <= most
 
     def checked(self, lhs, rhs, *args, **kwargs):
         left, right = (getattr(getattr(each, "dtype", None), "name", None) for each in (lhs, rhs))
-        if left in numbers and right is None and type(rhs) in numbers[left] and abs(rhs) < 1 << 31:
+        if right is None and fits(rhs, left):
             rhs, right = self.scalar_constant(rhs, dtype=lhs.dtype), left
-        elif right in numbers and left is None and type(lhs) in numbers[right] and abs(lhs) < 1 << 31:
+        elif left is None and fits(lhs, right):
             lhs, left = self.scalar_constant(lhs, dtype=rhs.dtype), right
         points = args[:1] == (True,) and left and left.startswith("pointer") and right in ("int32", "int64")
         if points or left == right and left in numbers:
@@ -103,3 +113,24 @@ def make_tensor(tensor, handle, type):
 @functools.cache
 def shape_and_size(shape):
     return language.tuple([language.constexpr(n) for n in shape]), language.constexpr(math.prod(shape))
+
+
+def uniform(seed, offset):
+    """Compute the numbers of `language.rand(seed, offset)` with NumPy. The interpreter takes more than 1 ms for the 10
+    rounds of Philox.
+
+    seed: an integer; offset: an integer or a block of integers.
+    """
+    words = offset.handle.data
+    words = words.view(f"u{words.itemsize}").astype(np.uint64)
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    key = seed.handle.data.astype(np.int64).view(np.uint64)
+    counters, keys = (words & low, words >> half, words & 0, words & 0), (key & low, key >> half)
+    for _ in range(10):
+        a, b = counters[0] * np.uint64(0xD2511F53), counters[2] * np.uint64(0xCD9E8D57)
+        counters = b >> half ^ counters[1] ^ keys[0], b & low, a >> half ^ counters[3] ^ keys[1], a & low
+        keys = keys[0] + np.uint64(0x9E3779B9) & low, keys[1] + np.uint64(0xBB67AE85) & low
+    random = counters[0].astype(np.uint32).view(np.int32)
+    numbers = np.where(random < 0, -random - 1, random).astype(np.float32) * np.float32(4.6566127342e-10)
+    handle = interpreter.TensorHandle(numbers, language.float32)
+    return language.tensor(handle, offset.type.with_element_ty(language.float32))
