@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import hashlib
 import http.server
+import importlib.util
 import inspect
 import io
 import json
@@ -504,3 +505,25 @@ def test_patches_are_applied_and_replaced_when_they_change(repo, tmp_path):
     assert not any(name.endswith(".whl") for name in repo.index.asked)
     cached = list((repo.root / "cache").rglob("alpha/__init__.py"))
     assert cached and all("text" not in path.read_text() for path in cached)
+
+
+def test_environments_share_the_bytecode_of_a_common_file(tmp_path):
+    compile_environment = runpy.run_path(str(ROOT / "ci" / "setup-env"))["Setup"].compile
+    sites = []
+    for name in ("one", "two"):
+        sites.append(tmp_path / name / "lib" / f"python3.{sys.version_info.minor}" / "site-packages")
+        sites[-1].mkdir(parents=True)
+        (sites[-1] / "own.py").write_text(f"name = {name!r}\n")
+        os.utime(sites[-1] / "own.py", (0, 0))  # bytecode is checked by size and time alone
+        (tmp_path / name / "bin").mkdir()
+        (tmp_path / name / "bin" / "python").symlink_to(sys.executable)
+    (sites[0] / "common.py").touch()
+    (sites[1] / "common.py").hardlink_to(sites[0] / "common.py")
+    for name in ("one", "two"):
+        compile_environment(None, tmp_path / name)
+    for name, shared in (("common", True), ("own", False)):
+        first, second = (Path(importlib.util.cache_from_source(site / f"{name}.py")) for site in sites)
+        assert first.samefile(second) == shared
+    environment = {"PYTHONPATH": str(sites[1])}
+    code = [sys.executable, "-c", "import own; print(own.name)"]
+    assert subprocess.run(code, env=environment, capture_output=True, text=True).stdout == "two\n"
