@@ -14,5 +14,5 @@ def set_threshold(worker, threshold):
 def test_sampled_distribution_is_the_models(model, sam):
     """The threshold is raised so that the switch stays on for batches of any size."""
     sam.engine.collective_rpc(set_threshold, args=(AT_ONCE,))
-    samples_as_the_model(sam, loaded(model), 10_240, AT_ONCE)
+    samples_as_the_model(sam, loaded(model), 12_800, AT_ONCE)
     sam.engine.collective_rpc(set_threshold, args=(8,))

@@ -40,7 +40,7 @@ def test_answers_are_those_of_the_requests_alone(plain, synchronous, asynchronou
     for prompt, length, settings in zip(prompts, lengths, each, strict=True):
         plain.run([prompt], length, each=[settings])
         alone.append(results(plain))
-    for engine in (synchronous, asynchronous):
+    for engine in (plain, synchronous, asynchronous):
         engine.run(prompts, lengths, each=each, stagger=2)
         ends, logprobs = results(engine)
         assert ends == [own for (own,), _ in alone]
